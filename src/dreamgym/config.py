@@ -1,0 +1,157 @@
+"""Every setting of a run, validated once and frozen.
+
+A value comes from the default, then the TOML file, then `--set section.key=value`, later ones winning. A key
+that nobody knows is refused with the nearest one that exists, before anything starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dreamgym.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, and strict about names. Environment options derive from it too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class EnvironmentConfig(Section):
+    """Which real environment, and its own options (`dreamgym envs describe NAME` lists them)."""
+
+    name: str = "alfworld"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class CollectConfig(Section):
+    """How trajectories are recorded from the real environment."""
+
+    policy: str = Field("mix", description="expert, planner, random, noisy:SHARE or mix")
+    episodes: int = Field(100, ge=1)
+    split: str = "train"
+    out: Path = Path("trajectories")
+    concurrency: int = Field(64, ge=1, description="episodes in flight")
+    admissible_actions: bool = Field(True, description="record the admissible actions of each state")
+    world_sheet: bool = Field(True, description="record the hidden facts of each episode")
+    retries: int = Field(2, ge=0, description="fresh attempts at an episode whose environment broke")
+
+
+class ReplayConfig(Section):
+    """Where experience is kept and how it is found again."""
+
+    store: str = Field("replay.sqlite", description="a file, or postgresql://… for a shared one")
+    embedder: str = Field("lexical", description="lexical, sentence:PATH_OR_NAME or endpoint:MODEL@URL")
+    index: Literal["auto", "exact", "approximate"] = "auto"
+    exact_limit: int = Field(300_000, ge=0, description="rows of one environment up to which auto is exact")
+    capacity: int | None = Field(None, ge=1, description="rows kept; synthetic ones are evicted first")
+    k: int = Field(4, ge=1, description="demonstrations shown to the experience model")
+    max_synthetic: int | None = Field(None, ge=0, description="synthetic demonstrations among the k")
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    seed: int = 0
+    environment: EnvironmentConfig = EnvironmentConfig()
+    collect: CollectConfig = CollectConfig()
+    replay: ReplayConfig = ReplayConfig()
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Resolve the configuration from an optional TOML file and ``a.b=c`` overrides.
+
+    >>> load_config(overrides=["collect.episodes=7", "environment.name=textworld"]).collect.episodes
+    7
+    >>> load_config(overrides=["collect.episode=7"])
+    Traceback (most recent call last):
+    dreamgym.errors.ConfigError: unknown setting 'collect.episode'; did you mean 'collect.episodes'?
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"expected a TOML file, found nothing at {str(path)!r}") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path}: expected TOML, {error}") from None
+    for override in overrides:
+        _apply_override(values, override)
+    return validate(Config, values)
+
+
+def validate(model: type[S], values: Mapping[str, Any], *, prefix: str = "") -> S:
+    """Build `model` from untrusted values, or say which setting is wrong, how, and what would be right."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(model, problem, prefix) for problem in error.errors())) from None
+
+
+def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
+    """(dotted name, type, default, description) of every setting below a model."""
+    for name, info in model.model_fields.items():
+        section = _section(info.annotation)
+        if section is not None:
+            yield from settings(section, f"{prefix}{name}.")
+            continue
+        kind = getattr(info.annotation, "__name__", None)
+        if get_args(info.annotation) or kind is None:
+            kind = str(info.annotation).replace("typing.", "").replace("pathlib.", "")
+        yield f"{prefix}{name}", kind, info.get_default(call_default_factory=True), info.description or ""
+
+
+def nearest_name(wanted: str, known: Sequence[str]) -> str:
+    """``; did you mean 'x'?`` or a list of what there is.
+
+    >>> nearest_name("alfwrld", ["alfworld", "textworld"])
+    "; did you mean 'alfworld'?"
+    """
+    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; expected one of: {', '.join(sorted(known))}"
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    name, separator, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not separator or not all(keys):
+        raise ConfigError(f"expected --set section.key=value, got {override!r}")
+    table = values
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"cannot set {name!r}: {key!r} holds a value, not a section")
+    try:
+        # A TOML value where it parses as one (numbers, lists, booleans, quoted text), else plain text.
+        table[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[keys[-1]] = text
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
+    location = [str(part) for part in problem["loc"]]
+    name = prefix + ".".join(location)
+    if problem["type"] != "extra_forbidden":
+        return f"setting {name!r}: {problem['msg'].lower()}, got {problem['input']!r}"
+    for part in location[:-1]:
+        model = _section(model.model_fields[part].annotation) or model
+    parent = prefix + "".join(f"{part}." for part in location[:-1])
+    return f"unknown setting {name!r}{nearest_name(name, [parent + field for field in model.model_fields])}"
+
+
+def as_json(config: BaseModel) -> str:
+    return json.dumps(config.model_dump(mode="json"), indent=2)

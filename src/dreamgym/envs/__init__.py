@@ -1,0 +1,1 @@
+"""Real environments behind one interface."""

@@ -1,0 +1,55 @@
+"""Finds environments by name: ours and those that other packages announce.
+
+A package adds one with the entry point group ``dreamgym.environments``, whose value is an `EnvironmentSpec`:
+
+    [project.entry-points."dreamgym.environments"]
+    kitchen = "my_package.kitchen:SPEC"
+
+Importing a spec must be cheap: what is heavy belongs into `open`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from dreamgym.config import Section, nearest_name, validate
+from dreamgym.errors import ConfigError
+from dreamgym.protocols import EnvironmentFactory
+
+GROUP = "dreamgym.environments"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """What the registry knows of an environment before it is opened."""
+
+    name: str
+    summary: str
+    options: type[Section]
+    open: Callable[[Any], EnvironmentFactory]
+    """Takes validated `options`; raises `MissingExtraError` where a dependency is absent."""
+    splits: tuple[str, ...] = ()
+    extra: str | None = None
+    """The extra to install, shown by `dreamgym envs list`."""
+
+
+def environment_names() -> list[str]:
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
+
+
+def find_environment(name: str) -> EnvironmentSpec:
+    for entry in entry_points(group=GROUP, name=name):
+        spec = entry.load()
+        if not isinstance(spec, EnvironmentSpec):
+            raise ConfigError(f"entry point {entry.value!r}: expected an EnvironmentSpec, got {spec!r}")
+        return spec
+    raise ConfigError(f"unknown environment {name!r}{nearest_name(name, environment_names())}")
+
+
+def open_environment(name: str, options: Mapping[str, Any] | None = None) -> EnvironmentFactory:
+    """The factory of a named environment; options are validated first."""
+    spec = find_environment(name)
+    return spec.open(validate(spec.options, options or {}, prefix="environment.options."))

@@ -1,0 +1,1 @@
+"""Experience: offline trajectories, and the replay buffer that finds similar transitions again."""
