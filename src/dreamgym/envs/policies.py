@@ -1,0 +1,131 @@
+"""Scripted policies for recording trajectories: an expert, a random one, and an expert that errs.
+
+A policy plays one episode; its randomness comes from the seed it is made with. Policies are named on the
+command line:
+
+    expert         the environment's default expert
+    expert:NAME    another of its experts
+    noisy:SHARE    the expert, but with probability SHARE any admissible action
+    random         any admissible action
+    mix            a fixed blend of the above, see `MIX`
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from dreamgym.config import nearest_name
+from dreamgym.errors import ConfigError
+from dreamgym.protocols import Environment, Policy, RevealingEnvironment
+from dreamgym.types import Decision, State, Task, Transition
+
+MIX = ("expert",) * 5 + ("noisy:0.3",) * 3 + ("random",) * 2
+"""What every ten episodes of `mix` hold: half show how it is done, the others what goes wrong on the way."""
+
+_PATTERNS = ("expert", "expert:NAME", "mix", "noisy:SHARE", "random")
+
+
+class RandomPolicy:
+    """Picks among the admissible actions, each equally likely."""
+
+    name = "random"
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
+        return Decision(action=_any_action(self._random, task, state))
+
+
+class ExpertPolicy:
+    """Does what the environment's expert says."""
+
+    def __init__(self, environment: RevealingEnvironment, expert: str | None = None) -> None:
+        if not environment.experts:
+            raise ConfigError(f"{environment.task.environment!r} has no expert; use policy 'random'")
+        if expert is not None and expert not in environment.experts:
+            raise ConfigError(f"unknown expert {expert!r}{nearest_name(expert, environment.experts)}")
+        self.name = "expert" if expert is None else f"expert:{expert}"
+        self._environment = environment
+        self._expert = expert
+
+    async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
+        return Decision(action=await self._environment.expert_action(self._expert))
+
+
+class NoisyExpertPolicy:
+    """With probability `share` any admissible action, else the expert's: shows how mistakes are mended."""
+
+    def __init__(self, environment: RevealingEnvironment, share: float, seed: int) -> None:
+        self.name = f"noisy:{share:g}"
+        self._expert = ExpertPolicy(environment)
+        self._share = share
+        self._random = random.Random(seed)
+
+    async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
+        if self._random.random() < self._share:
+            return Decision(action=_any_action(self._random, task, state))
+        return await self._expert.act(task, history, state)
+
+
+def resolve_policy(name: str, *, seed: int, episode: int) -> str:
+    """The policy that plays the given episode: `mix` becomes a member of its blend, other names stay.
+
+    It depends on the seed and the episode's number alone, so a resumed collection gives an episode the policy
+    it would have had. Every ten episodes hold the blend exactly, in an order of their own.
+
+    >>> [resolve_policy("mix", seed=0, episode=episode) for episode in range(10)].count("expert")
+    5
+    >>> resolve_policy("noisy:0.1", seed=0, episode=7)
+    'noisy:0.1'
+    """
+    _parse(name)
+    if name != "mix":
+        return name
+    block, place = divmod(episode, len(MIX))
+    return random.Random(f"mix:{seed}:{block}").sample(MIX, len(MIX))[place]
+
+
+def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
+    """The named policy for one episode of `environment`; resolve `mix` first.
+
+    Raises:
+        ConfigError: the name is unknown or malformed, or the environment cannot serve it.
+    """
+    kind, argument = _parse(name)
+    if kind == "mix":
+        raise ConfigError("policy 'mix' names a blend: resolve_policy('mix', …) picks one member per episode")
+    if kind == "random":
+        return RandomPolicy(seed)
+    if not isinstance(environment, RevealingEnvironment):
+        raise ConfigError(
+            f"policy {name!r} needs an expert, and {environment.task.environment!r} has none; use 'random'"
+        )
+    if kind == "noisy":
+        return NoisyExpertPolicy(environment, float(argument), seed)
+    return ExpertPolicy(environment, argument or None)
+
+
+def _parse(name: str) -> tuple[str, str]:
+    """(kind, argument) of a policy name, which is known and well-formed from then on."""
+    kind, colon, argument = name.partition(":")
+    if name in ("expert", "mix", "random") or (kind == "expert" and argument):
+        return kind, argument
+    if kind == "noisy" and colon:
+        try:
+            share = float(argument)
+        except ValueError:
+            share = -1.0
+        if 0 <= share <= 1:
+            return kind, argument
+        raise ConfigError(f"policy {name!r}: expected a share from 0 to 1, got {argument!r}")
+    raise ConfigError(f"unknown policy {name!r}{nearest_name(name, _PATTERNS)}")
+
+
+def _any_action(source: random.Random, task: Task, state: State) -> str:
+    if not state.admissible_actions:
+        raise ConfigError(
+            f"a random action is chosen from the admissible ones, and {task.environment!r} lists none"
+        )
+    return source.choice(state.admissible_actions)
