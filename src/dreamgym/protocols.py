@@ -81,7 +81,7 @@ class EnvironmentFactory(Protocol):
     @property
     def splits(self) -> tuple[str, ...]: ...
 
-    def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
+    async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
         """The first `count` tasks of a split in the order that `seed` gives; None for all there are.
 
         Raises:
