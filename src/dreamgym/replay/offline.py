@@ -7,6 +7,7 @@ again. Readers need no lock.
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import os
 from collections.abc import Iterable, Iterator, Set
@@ -14,17 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from dreamgym.errors import DataError, StoreError
-from dreamgym.replay.jsonl import SUFFIXES, OnBad, OnRead, read_lines
-from dreamgym.replay.rows import (
-    SCHEMA_VERSION,
-    decode_trajectory,
-    encode_trajectory,
-    explain,
-    parse_json,
-)
+from dreamgym.replay.jsonl import MAX_LINE_BYTES, SUFFIXES, OnBad, OnRead, read_lines
+from dreamgym.replay.rows import SCHEMA_VERSION, check, decode_trajectory, encode_trajectory, parse_json
 from dreamgym.types import Trajectory
 
 __all__ = [
@@ -83,6 +78,10 @@ def read_trajectories(
             yield trajectory
 
 
+PARTIAL = ".partial"
+"""Ends the name of a file that is not whole yet; a leading dot hides it from readers."""
+
+
 class TrajectoryWriter:
     """Appends trajectories to the shards of one directory, durably.
 
@@ -136,7 +135,7 @@ class TrajectoryWriter:
         rows: dict[str, bytes] = {}
         for trajectory in trajectories:
             if trajectory.id not in self._ids and trajectory.id not in rows:
-                rows[trajectory.id] = encode_trajectory(trajectory).encode() + b"\n"
+                rows[trajectory.id] = _line(trajectory)
         pending = list(rows.items())
         while pending:
             room = self._shard_rows - self._rows
@@ -148,6 +147,35 @@ class TrajectoryWriter:
             self._ids.update(identity for identity, _ in batch)
             self._rows += len(batch)
         return len(rows)
+
+    def add_shard(self, trajectories: Iterable[Trajectory]) -> int:
+        """Store all of a stream, or nothing of it; return how many were new.
+
+        They become one shard of their own, which appears when the last one is on disk. An error from the
+        stream itself passes through.
+        """
+        self._check_usable()
+        partial = self._directory / f".{self._path(self._number).name}{PARTIAL}"
+        fresh: set[str] = set()
+        try:
+            with partial.open("wb") as shard:
+                for trajectory in trajectories:
+                    if trajectory.id not in self._ids and trajectory.id not in fresh:
+                        shard.write(_line(trajectory))
+                        fresh.add(trajectory.id)
+                _sync(shard)
+            if fresh:
+                if self._rows:
+                    self._next_shard()
+                partial.replace(self._path(self._number))
+                _sync_directory(self._directory)
+        except OSError as error:
+            raise StoreError(f"{self._directory}: cannot write: {error}; make room and run again") from None
+        finally:
+            partial.unlink(missing_ok=True)
+        self._ids |= fresh
+        self._rows += len(fresh)
+        return len(fresh)
 
     def close(self) -> None:
         if self._shard is not None:
@@ -169,6 +197,8 @@ class TrajectoryWriter:
 
     def _learn(self) -> tuple[int, int]:
         """Fill `ids`; return the number of the shard to append to and how many rows it has."""
+        for left_over in self._directory.glob(f".*{PARTIAL}"):
+            left_over.unlink()
         ours = sorted(self._directory.glob("trajectories-[0-9][0-9][0-9][0-9][0-9].jsonl"))
         last = ours[-1] if ours else None
         others = [path for path in self._directory.iterdir() if path.name.endswith(SUFFIXES) and path != last]
@@ -187,9 +217,12 @@ class TrajectoryWriter:
         self._number += 1
         self._rows = 0
 
-    def _write(self, data: bytes) -> None:
+    def _check_usable(self) -> None:
         if self._broken:
             raise StoreError(f"{self._directory}: this writer is closed or failed before; open a new one")
+
+    def _write(self, data: bytes) -> None:
+        self._check_usable()
         path = self._path(self._number)
         try:
             if self._shard is None:
@@ -214,11 +247,9 @@ class TrajectoryWriter:
 
     def _take_back(self) -> None:
         """Cut what a failed write left; where even that fails, the next opening repairs it."""
-        try:
+        with contextlib.suppress(OSError):
             if self._shard is not None:
                 os.ftruncate(self._shard.fileno(), self._size)
-        except OSError:
-            pass
 
 
 def pack(source: Path, target: Path, *, preset: int = 6) -> int:
@@ -251,6 +282,16 @@ def pack(source: Path, target: Path, *, preset: int = 6) -> int:
     return len(rows)
 
 
+def _line(trajectory: Trajectory) -> bytes:
+    line = encode_trajectory(trajectory).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise DataError(
+            f"trajectory {trajectory.id!r}: expected a row of at most {MAX_LINE_BYTES} bytes, got {len(line)}; "
+            "nobody could read it back"
+        )
+    return line
+
+
 class _Identity(BaseModel):
     """The part of a row that a writer must know; the rest is checked when it is read."""
 
@@ -261,9 +302,7 @@ class _Identity(BaseModel):
 
 def _row_id(line: bytes, path: Path, number: int) -> str:
     try:
-        return _Identity.model_validate(parse_json(line)).id
-    except ValidationError as error:
-        raise DataError(f"{path}:{number}: {explain(error)}") from None
+        return check(_Identity, parse_json(line)).id
     except DataError as error:
         raise DataError(f"{path}:{number}: {error}") from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
@@ -19,6 +19,8 @@ from dreamgym import types
 from dreamgym.errors import DataError
 
 SCHEMA_VERSION = 1
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def _finite(values: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -112,10 +114,12 @@ def decode_trajectory(line: str | bytes) -> types.Trajectory:
     Raises:
         DataError: it is not a row; the message says what was expected and what came.
     """
-    try:
-        row = TrajectoryRow.model_validate(parse_json(line))
-    except ValidationError as error:
-        raise DataError(explain(error)) from None
+    return trajectory_from_row(parse_json(line))
+
+
+def trajectory_from_row(value: Any) -> types.Trajectory:
+    """The trajectory that parsed JSON stands for, or `DataError`."""
+    row = check(TrajectoryRow, value)
     _check_ends([turn.outcome.terminated or turn.outcome.truncated for turn in row.turns])
     start = _state(row.start)
     return types.Trajectory(
@@ -130,12 +134,17 @@ def decode_trajectory(line: str | bytes) -> types.Trajectory:
 
 
 def encode_trajectory(trajectory: types.Trajectory) -> str:
-    r"""Write one row, without the line break. Equal trajectories give equal text.
+    """Write one row, without the line break. Equal trajectories give equal text.
 
     Raises:
         DataError: a turn does not start in the state the one before it led to, the episode goes on after
             its end, a number is not finite, or a text cannot be written as UTF-8.
     """
+    return dump_json(row_of(trajectory), what=f"trajectory {trajectory.id!r}")
+
+
+def row_of(trajectory: types.Trajectory) -> dict[str, Any]:
+    """The row as nested values, ready for JSON."""
     _check_chain(trajectory)
     row: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -149,7 +158,7 @@ def encode_trajectory(trajectory: types.Trajectory) -> str:
         row["seed"] = trajectory.seed
     if trajectory.sheet is not None:
         row["sheet"] = {"facts": trajectory.sheet.facts}
-    return dump_json(row, what=f"trajectory {trajectory.id!r}")
+    return row
 
 
 def dump_json(value: Any, *, what: str, sort_keys: bool = False) -> str:
@@ -174,6 +183,14 @@ def parse_json(line: str | bytes) -> Any:
         return from_json(line, allow_inf_nan=False)
     except (ValueError, RecursionError) as error:
         raise DataError(f"expected JSON, got {shorten(line)} ({error})") from None
+
+
+def check(model: type[M], value: Any) -> M:
+    """Validate parsed JSON against a model of its format, or raise `DataError`."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise DataError(explain(error)) from None
 
 
 def explain(error: ValidationError, limit: int = 3) -> str:
