@@ -20,12 +20,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 optional_texts = st.none() | texts
-
-
-def states(text: st.SearchStrategy[str] = texts) -> st.SearchStrategy[State]:
-    return st.builds(State, text=text, admissible_actions=st.none() | st.lists(texts, max_size=3).map(tuple))
-
-
+states = st.builds(State, text=texts, admissible_actions=st.none() | st.lists(texts, max_size=3).map(tuple))
 json_values: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers() | numbers | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -41,26 +36,38 @@ tasks = st.builds(
     origin=st.sampled_from(["seed", "generated"]),
     parameters=st.dictionaries(texts, json_values, max_size=3),
 )
-provenances = st.builds(
-    Provenance,
-    source=st.sampled_from(["real", "synthetic"]),
-    policy=texts,
-    policy_version=st.integers(),
-    experience_model=optional_texts,
-    recorded_at=numbers,
-)
+
+
+def provenances(integers: st.SearchStrategy[int]) -> st.SearchStrategy[Provenance]:
+    return st.builds(
+        Provenance,
+        source=st.sampled_from(["real", "synthetic"]),
+        policy=texts,
+        policy_version=integers,
+        experience_model=optional_texts,
+        recorded_at=numbers,
+    )
 
 
 @st.composite
-def trajectories(draw: st.DrawFn, *, text: st.SearchStrategy[str] = texts, min_turns: int = 0) -> Trajectory:
-    state = start = draw(states(text))
+def trajectories(
+    draw: st.DrawFn,
+    *,
+    min_turns: int = 0,
+    max_number: float | None = None,
+    whole: st.SearchStrategy[int] | None = None,
+) -> Trajectory:
+    """Any trajectory; rewards up to `max_number`, integers from `whole`, where a format has limits."""
+    rewards = st.floats(-max_number, max_number) if max_number else numbers
+    integers = st.integers() if whole is None else whole
+    state = start = draw(states)
     transitions = []
     length = draw(st.integers(min_turns, 4))
     for position in range(length):
         last = position == length - 1
         outcome = Outcome(
-            next_state=draw(states(text)),
-            reward=draw(numbers),
+            next_state=draw(states),
+            reward=draw(rewards),
             terminated=last and draw(st.booleans()),
             truncated=last and draw(st.booleans()),
             success=draw(st.booleans()),
@@ -69,7 +76,7 @@ def trajectories(draw: st.DrawFn, *, text: st.SearchStrategy[str] = texts, min_t
             reward_source=draw(texts),
         )
         transitions.append(
-            Transition(state=state, action=draw(text), outcome=outcome, thought=draw(optional_texts))
+            Transition(state=state, action=draw(texts), outcome=outcome, thought=draw(optional_texts))
         )
         state = outcome.next_state
     facts = st.lists(st.lists(texts, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
@@ -78,8 +85,8 @@ def trajectories(draw: st.DrawFn, *, text: st.SearchStrategy[str] = texts, min_t
         task=draw(tasks),
         start=start,
         transitions=tuple(transitions),
-        provenance=draw(provenances),
-        seed=draw(st.integers()),
+        provenance=draw(provenances(integers)),
+        seed=draw(integers),
         sheet=draw(st.none() | st.builds(WorldSheet, facts=facts)),
     )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
@@ -26,7 +27,7 @@ OnRead = Callable[[int], None]
 
 def read_lines(
     path: Path, *, on_bad: OnBad | None = None, on_read: OnRead | None = None, max_bytes: int = MAX_LINE_BYTES
-) -> Iterator[tuple[int, bytes]]:
+) -> Generator[tuple[int, bytes]]:
     """(line number from 1, line without its break) of a plain, gzip or xz file; blank lines are passed over.
 
     Raises:
@@ -41,12 +42,8 @@ def read_lines(
             while line := stream.readline(max_bytes + 1):
                 number += 1
                 if len(line) > max_bytes and not line.endswith(b"\n"):
-                    problem = DataError(
-                        f"{path}:{number}: expected a line of at most {max_bytes} bytes, got more"
-                    )
-                    if on_bad is None:
-                        raise problem
-                    on_bad(problem)
+                    why = f"expected a line of at most {max_bytes} bytes, got more"
+                    tell(DataError(f"{path}:{number}: {why}"), on_bad)
                     _skip_line(stream, max_bytes)
                 elif not line.isspace():
                     yield number, line.rstrip(b"\r\n")
@@ -55,18 +52,34 @@ def read_lines(
                     on_read(position - seen)
                     seen = position
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        problem = DataError(
-            f"{path}:{number + 1}: expected a readable file, got {type(error).__name__}: {error}"
-        )
-        if on_bad is None:
-            raise problem from None
-        on_bad(problem)
+        why = f"{type(error).__name__}: {error}"
+        tell(DataError(f"{path}:{number + 1}: expected a readable file, got {why}"), on_bad)
+
+
+def tell(problem: DataError, on_bad: OnBad | None) -> None:
+    """Raise a problem, or pass it on where somebody counts them."""
+    if on_bad is None:
+        raise problem from None
+    on_bad(problem)
 
 
 def decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     return cast(IO[bytes], lzma.LZMAFile(raw)) if path.suffix == ".xz" else raw
+
+
+@contextmanager
+def compressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    """A stream into `raw`, compressed as the name of `path` says; equal content gives equal bytes."""
+    if path.suffix == ".gz":
+        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as stream:
+            yield cast(IO[bytes], stream)
+    elif path.suffix == ".xz":
+        with lzma.LZMAFile(raw, "wb") as packed:
+            yield cast(IO[bytes], packed)
+    else:
+        yield raw
 
 
 def _skip_line(stream: IO[bytes], chunk: int) -> None:

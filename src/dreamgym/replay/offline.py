@@ -18,7 +18,8 @@ from typing import IO, Self
 from pydantic import BaseModel, ConfigDict
 
 from dreamgym.errors import DataError, StoreError
-from dreamgym.replay.jsonl import MAX_LINE_BYTES, SUFFIXES, OnBad, OnRead, read_lines
+from dreamgym.replay.durable import PARTIAL, lock_directory, sync, sync_directory, whole_file
+from dreamgym.replay.jsonl import MAX_LINE_BYTES, SUFFIXES, OnBad, OnRead, read_lines, tell
 from dreamgym.replay.rows import SCHEMA_VERSION, check, decode_trajectory, encode_trajectory, parse_json
 from dreamgym.types import Trajectory
 
@@ -70,16 +71,9 @@ def read_trajectories(
             try:
                 trajectory = decode_trajectory(line)
             except DataError as error:
-                problem = DataError(f"{shard}:{number}: {error}")
-                if on_bad is None:
-                    raise problem from None
-                on_bad(problem)
-                continue
-            yield trajectory
-
-
-PARTIAL = ".partial"
-"""Ends the name of a file that is not whole yet; a leading dot hides it from readers."""
+                tell(DataError(f"{shard}:{number}: {error}"), on_bad)
+            else:
+                yield trajectory
 
 
 class TrajectoryWriter:
@@ -108,7 +102,7 @@ class TrajectoryWriter:
         self.torn_bytes = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(directory)
+            self._lock = lock_directory(directory)
         except OSError as error:
             raise StoreError(f"{directory}: cannot open for writing: {error}") from None
         try:
@@ -155,24 +149,17 @@ class TrajectoryWriter:
         stream itself passes through.
         """
         self._check_usable()
-        partial = self._directory / f".{self._path(self._number).name}{PARTIAL}"
         fresh: set[str] = set()
-        try:
-            with partial.open("wb") as shard:
+        if self._rows:
+            self._next_shard()
+        with whole_file(self._path(self._number)) as path:
+            with path.open("wb") as shard:
                 for trajectory in trajectories:
                     if trajectory.id not in self._ids and trajectory.id not in fresh:
                         shard.write(_line(trajectory))
                         fresh.add(trajectory.id)
-                _sync(shard)
-            if fresh:
-                if self._rows:
-                    self._next_shard()
-                partial.replace(self._path(self._number))
-                _sync_directory(self._directory)
-        except OSError as error:
-            raise StoreError(f"{self._directory}: cannot write: {error}; make room and run again") from None
-        finally:
-            partial.unlink(missing_ok=True)
+            if not fresh:
+                path.unlink()
         self._ids |= fresh
         self._rows += len(fresh)
         return len(fresh)
@@ -230,7 +217,7 @@ class TrajectoryWriter:
                 self._shard = path.open("ab", buffering=0)
                 self._size = path.stat().st_size
                 if new:
-                    _sync_directory(self._directory)
+                    sync_directory(self._directory)
             written = 0
             while written < len(data):
                 written += self._shard.write(data[written:]) or 0
@@ -265,20 +252,9 @@ def pack(source: Path, target: Path, *, preset: int = 6) -> int:
     rows: dict[str, str] = {}
     for trajectory in read_trajectories(source):
         rows.setdefault(trajectory.id, encode_trajectory(trajectory))
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as raw:
-            with lzma.LZMAFile(raw, "wb", preset=preset) as packed:
-                for identity in sorted(rows):
-                    packed.write(rows[identity].encode() + b"\n")
-            _sync(raw)
-        partial.replace(target)
-        _sync_directory(target.parent)
-    except OSError as error:
-        raise StoreError(f"{target}: cannot write: {error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(target) as path, lzma.open(path, "wb", preset=preset) as packed:
+        for identity in sorted(rows):
+            packed.write(rows[identity].encode() + b"\n")
     return len(rows)
 
 
@@ -286,8 +262,8 @@ def _line(trajectory: Trajectory) -> bytes:
     line = encode_trajectory(trajectory).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise DataError(
-            f"trajectory {trajectory.id!r}: expected a row of at most {MAX_LINE_BYTES} bytes, got {len(line)}; "
-            "nobody could read it back"
+            f"trajectory {trajectory.id!r}: expected a row of at most {MAX_LINE_BYTES} bytes, "
+            f"got {len(line)}; nobody could read it back"
         )
     return line
 
@@ -335,7 +311,7 @@ def _repair(shard: Path) -> tuple[list[str], int]:
     elif unended:
         with shard.open("ab") as file:
             file.write(b"\n")
-            _sync(file)
+            sync(file)
     return ids, position - whole if torn else 0
 
 
@@ -343,35 +319,6 @@ def _set_aside(shard: Path, start: int) -> None:
     with shard.open("r+b") as file, shard.with_name(f"{shard.name}.torn").open("ab") as aside:
         file.seek(start)
         aside.write(file.read())
-        _sync(aside)
+        sync(aside)
         file.truncate(start)
-        _sync(file)
-
-
-def _lock(directory: Path) -> IO[bytes]:
-    """Hold the directory for one writer until the returned file is closed, or its process is gone."""
-    import fcntl  # writing needs a POSIX system; reading does not
-
-    lock = (directory / ".lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise StoreError(
-            f"{directory}: another process is writing here; wait for it, or choose another directory"
-        ) from None
-    return lock
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable, not only the bytes of its files."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(file)

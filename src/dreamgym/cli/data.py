@@ -1,0 +1,221 @@
+"""`dreamgym data`: look at trajectories on disk, count, check and export them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.panel import Panel
+from rich.text import Text
+
+from dreamgym.cli import screen
+from dreamgym.errors import ConfigError, DataError
+from dreamgym.replay import formats
+from dreamgym.replay.jsonl import OnRead
+from dreamgym.replay.offline import read_trajectories, shards
+from dreamgym.replay.rows import row_of
+from dreamgym.replay.stats import DatasetStats, Tally, stats
+from dreamgym.types import State, Trajectory
+
+app = typer.Typer(no_args_is_help=True, help="Look at trajectories on disk, count, check and export them.")
+
+Source = Annotated[Path, typer.Argument(help="A directory of trajectories, or one file of them.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@app.command("show")
+@screen.command
+def show_trajectory(
+    path: Source,
+    id: Annotated[str | None, typer.Option(help="Show the trajectory with this id.")] = None,  # noqa: A002
+    index: Annotated[int, typer.Option(help="Show the n-th trajectory, from 0.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show one episode: its task, states, actions and end.
+
+    Examples:
+
+      dreamgym data show trajectories
+
+      dreamgym data show trajectories --index 7
+
+      dreamgym data show trajectories --id alfworld-train-0-12 --json
+    """
+    trajectory = _find(path, id, index)
+    if as_json:
+        screen.show(row_of(trajectory), [], as_json=True)
+    else:
+        screen.out.print(_episode(trajectory))
+
+
+@app.command("stats")
+@screen.command
+def show_stats(path: Source, as_json: AsJson = False) -> None:
+    """Count episodes, success and steps, by environment, family, policy and source.
+
+    Examples:
+
+      dreamgym data stats trajectories
+
+      dreamgym data stats trajectories --json
+    """
+    with _reading(path) as on_read:
+        counted = stats(path, on_read=on_read)
+    table = screen.table(
+        f"{path}: {counted.shards} files, {counted.bytes / 1e6:.1f} MB",
+        *("by", "name", "episodes", "success", "transitions", "mean steps"),
+    )
+    table.add_row(*_stats_row("all", "", counted.total))
+    for kind, tallies in counted.kinds.items():
+        table.add_section()
+        for name, tally in _largest(tallies):
+            table.add_row(*_stats_row(kind, name, tally))
+    screen.show(_stats_json(counted), table, as_json=as_json)
+
+
+@app.command("validate")
+@screen.command
+def validate(
+    path: Source,
+    limit: Annotated[int, typer.Option(help="Problems to list; all are counted.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Check every row, and that no id occurs twice. Exit code 3 if anything is wrong.
+
+    Examples:
+
+      dreamgym data validate trajectories
+
+      dreamgym data validate shard.jsonl.xz --limit 100 --json
+    """
+    problems: list[str] = []
+    valid, seen = 0, set()
+    with _reading(path) as on_read:
+        for trajectory in read_trajectories(
+            path, on_bad=lambda bad: problems.append(str(bad)), on_read=on_read
+        ):
+            if trajectory.id in seen:
+                problems.append(f"{path}: expected each id once, got {trajectory.id!r} again")
+            seen.add(trajectory.id)
+            valid += 1
+    told = [str(problem) for problem in problems[:limit]]
+    table = screen.table(f"{path}: {valid} valid rows, {len(problems)} problems", "problem")
+    for problem in told:
+        table.add_row(_visible(problem))
+    result = {"valid": valid, "problem_count": len(problems), "problems": told}
+    screen.show(result, table, as_json=as_json)
+    if problems:
+        raise typer.Exit(DataError.exit_code)
+
+
+@app.command("export")
+@screen.command
+def export(
+    path: Source,
+    format: Annotated[str, typer.Option(help="messages, atif or parquet.")],  # noqa: A002
+    out: Annotated[Path, typer.Option(help="File to write; for lines, .gz and .xz compress.")],
+    id: Annotated[str | None, typer.Option(help="Only the trajectory with this id.")] = None,  # noqa: A002
+    as_json: AsJson = False,
+) -> None:
+    """Write trajectories as chat messages, ATIF 1.7 or Parquet. The file appears whole or not at all.
+
+    Examples:
+
+      dreamgym data export trajectories --format messages --out chats.jsonl
+
+      dreamgym data export trajectories --format atif --id episode-3 --out episode-3.json
+
+      dreamgym data export trajectories --format parquet --out transitions.parquet
+    """
+    if format == "atif" and out.suffix == ".json" and id is None:
+        raise ConfigError(f"expected --id, since {str(out)!r} can hold one document only; or name it .jsonl")
+    with _reading(path) as on_read:
+        chosen = read_trajectories(path, on_read=on_read) if id is None else [_find(path, id, 0)]
+        written = formats.export(chosen, out, format=format)
+    result = {"out": str(out), "format": format, "trajectories": written, "bytes": out.stat().st_size}
+    table = screen.table(f"exported to {out}", *result, rows=[list(result.values())])
+    screen.show(result, table, as_json=as_json)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[OnRead]:
+    """A bar over the bytes of the files at `path`."""
+    with screen.progress() as bar:
+        work = bar.add_task("reading", total=sum(file.stat().st_size for file in shards(path)), note="bytes")
+        yield lambda step: bar.advance(work, step)
+
+
+def _find(path: Path, identity: str | None, index: int) -> Trajectory:
+    found = read_trajectories(path)
+    if identity is not None:
+        found = (trajectory for trajectory in found if trajectory.id == identity)
+        index = 0
+    for trajectory in islice(found, index, None):
+        return trajectory
+    wanted = f"at index {index}" if identity is None else f"with id {identity!r}"
+    raise DataError(f"{path}: expected a trajectory {wanted}, found none; `dreamgym data stats` counts them")
+
+
+def _episode(trajectory: Trajectory) -> Group:
+    task, provenance = trajectory.task, trajectory.provenance
+    head = _visible(task.instruction, "bold")
+    about = [task.environment, task.split, task.family, provenance.source, provenance.policy]
+    head.append("\n").append_text(_visible(" · ".join(filter(None, about)), "dim"))
+    top = Panel(head, title=_visible(trajectory.id), title_align="left")
+    parts: list[Panel | Text] = [top, _state(trajectory.start)]
+    for number, transition in enumerate(trajectory.transitions, 1):
+        if transition.thought:
+            parts.append(_visible(f"  ({transition.thought})", "italic dim"))
+        parts.append(_visible(f"{number:3d} > {transition.action}", "bold cyan"))
+        if transition.outcome.reward:
+            parts.append(Text(f"      reward {transition.outcome.reward:g}", style="green"))
+        parts.append(_state(transition.outcome.next_state))
+    parts.append(Panel(Text(_ending(trajectory)), title="end", title_align="left"))
+    return Group(*parts)
+
+
+def _state(state: State) -> Text:
+    text = _visible(state.text)
+    if state.admissible_actions is not None:
+        text.append(f"\n[{len(state.admissible_actions)} admissible actions]", style="dim")
+    return text
+
+
+def _ending(trajectory: Trajectory) -> str:
+    last = trajectory.transitions[-1].outcome if trajectory.transitions else None
+    end = "unfinished"
+    if last is not None and last.over:
+        end = "terminated" if last.terminated else "truncated"
+    verdict = "success" if trajectory.success else "no success"
+    return f"{end}, {verdict}, reward {trajectory.total_reward:g} in {len(trajectory)} steps"
+
+
+def _visible(text: str, style: str = "") -> Text:
+    """Text from outside as it is, but unable to steer the terminal."""
+    shown = "".join(
+        letter if letter.isprintable() or letter in "\n\t" else f"\\x{ord(letter):02x}" for letter in text
+    )
+    return Text(shown, style=style)
+
+
+def _stats_row(kind: str, name: str, tally: Tally) -> list[Text]:
+    counts = [tally.episodes, f"{tally.success_rate:.1%}", tally.transitions, f"{tally.mean_steps:.1f}"]
+    return [_visible(str(cell)) for cell in (kind, name, *counts)]
+
+
+def _largest(tallies: Any) -> list[tuple[str, Tally]]:
+    return sorted(tallies.items(), key=lambda item: (-item[1].episodes, item[0]))
+
+
+def _stats_json(counted: DatasetStats) -> dict[str, Any]:
+    def told(tally: Tally) -> dict[str, Any]:
+        return asdict(tally) | {"success_rate": tally.success_rate, "mean_steps": tally.mean_steps}
+
+    by = {kind: {name: told(tally) for name, tally in _largest(all_)} for kind, all_ in counted.kinds.items()}
+    return {"bytes": counted.bytes, "shards": counted.shards, **told(counted.total), "by": by}
