@@ -34,7 +34,7 @@ class EnvironmentConfig(Section):
 class CollectConfig(Section):
     """How trajectories are recorded from the real environment."""
 
-    policy: str = Field("mix", description="expert, planner, random, noisy:SHARE or mix")
+    policy: str = Field("mix", description="expert, expert:NAME, random, noisy:SHARE or mix")
     episodes: int = Field(100, ge=1)
     split: str = "train"
     out: Path = Path("trajectories")
@@ -153,5 +153,5 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     return f"unknown setting {name!r}{nearest_name(name, [parent + field for field in model.model_fields])}"
 
 
-def as_json(config: BaseModel) -> str:
+def config_json(config: BaseModel) -> str:
     return json.dumps(config.model_dump(mode="json"), indent=2)

@@ -1,1 +1,42 @@
-"""The `dreamgym` command line."""
+"""The `dreamgym` command line: one file per noun, put together here."""
+
+from __future__ import annotations
+
+import typer
+
+from dreamgym.cli.collect import collect_command
+from dreamgym.cli.data import app as data_app
+from dreamgym.cli.ingest import ingest
+
+app = typer.Typer(
+    name="dreamgym",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Train LLM agents inside a reasoning experience model instead of the real environment.
+
+**A first tour**
+
+    dreamgym quickstart                                   # collect, store, retrieve, and see it
+    dreamgym envs list                                    # which real environments there are
+    dreamgym collect --env alfworld --episodes 50 --out trajectories
+    dreamgym data stats trajectories
+    dreamgym buffer build trajectories --store replay.sqlite
+    dreamgym buffer search replay.sqlite --state "On the desk 1, you see a mug 2." --action "take mug 2 from desk 1"
+
+Every command explains itself with `--help`, prints JSON with `--json`, and can be stopped with Ctrl-C and run
+again.
+
+**Exit codes**: 0 done · 1 failed, or a check did not pass · 2 wrong usage or setting · 3 bad data ·
+4 a missing extra · 5 a store cannot be opened or written · 6 an episode failed · 7 an endpoint failed ·
+130 interrupted.
+""",
+)
+app.command("collect")(collect_command)
+app.command("ingest")(ingest)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    app()

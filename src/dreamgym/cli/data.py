@@ -57,7 +57,7 @@ def show_trajectory(
 @app.command("stats")
 @screen.command
 def show_stats(path: Source, as_json: AsJson = False) -> None:
-    """Count episodes, success and steps, by environment, family, policy and source.
+    """Count episodes, success and steps, by environment, family, policy, source.
 
     Examples:
 
@@ -86,7 +86,7 @@ def validate(
     limit: Annotated[int, typer.Option(help="Problems to list; all are counted.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Check every row, and that no id occurs twice. Exit code 3 if anything is wrong.
+    """Check every row, and that no id occurs twice; exit code 3 if not so.
 
     Examples:
 
@@ -105,11 +105,13 @@ def validate(
             seen.add(trajectory.id)
             valid += 1
     told = [str(problem) for problem in problems[:limit]]
-    table = screen.table(f"{path}: {valid} valid rows, {len(problems)} problems", "problem")
-    for problem in told:
-        table.add_row(_visible(problem))
+    tables = [screen.table(f"checked {path}", "valid rows", "problems", rows=[(valid, len(problems))])]
+    if problems:
+        tables.append(screen.table(f"the first {len(told)} problems", "problem"))
+        for problem in told:
+            tables[-1].add_row(_visible(problem))
     result = {"valid": valid, "problem_count": len(problems), "problems": told}
-    screen.show(result, table, as_json=as_json)
+    screen.show(result, tables, as_json=as_json)
     if problems:
         raise typer.Exit(DataError.exit_code)
 
@@ -123,15 +125,17 @@ def export(
     id: Annotated[str | None, typer.Option(help="Only the trajectory with this id.")] = None,  # noqa: A002
     as_json: AsJson = False,
 ) -> None:
-    """Write trajectories as chat messages, ATIF 1.7 or Parquet. The file appears whole or not at all.
+    """Write trajectories as chat messages, ATIF 1.7 or Parquet.
+
+    The file appears whole or not at all; ours is read back without loss.
 
     Examples:
 
       dreamgym data export trajectories --format messages --out chats.jsonl
 
-      dreamgym data export trajectories --format atif --id episode-3 --out episode-3.json
+      dreamgym data export trajectories --format atif --id e3 --out e3.json
 
-      dreamgym data export trajectories --format parquet --out transitions.parquet
+      dreamgym data export trajectories --format parquet --out all.parquet
     """
     if format == "atif" and out.suffix == ".json" and id is None:
         raise ConfigError(f"expected --id, since {str(out)!r} can hold one document only; or name it .jsonl")

@@ -50,19 +50,20 @@ def ingest(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Turn chat messages, ATIF documents or OpenTelemetry GenAI spans into trajectories.
+    """Turn chat messages, ATIF or OpenTelemetry GenAI spans into trajectories.
 
-    All or nothing: the first bad record ends the command with its file and line, exit code 3, and nothing is
-    stored. With --skip-bad the good ones are stored and the bad ones counted. What is there already (same id,
-    or same content where a record has no id) is not stored again.
+    All or nothing: the first bad record ends the command with its file and
+    line, exit code 3, and nothing is stored. With --skip-bad the good ones are
+    stored and the bad ones counted. What is there already (same id, or same
+    content where a record has no id) is not stored again.
 
     Examples:
 
-      dreamgym ingest chats.jsonl --environment shop --out trajectories
+      dreamgym ingest chats.jsonl --environment shop --out shop
 
-      dreamgym ingest runs/*.json --format atif --environment terminal --out trajectories
+      dreamgym ingest runs/*.json --format atif --environment sh --out sh
 
-      dreamgym ingest traces.jsonl.gz --environment support --out trajectories --skip-bad
+      dreamgym ingest spans.jsonl.gz --environment web --out web --skip-bad
     """
     count = _Count()
     for file in files:

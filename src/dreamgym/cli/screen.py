@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,6 +25,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from dreamgym.config import config_json
 from dreamgym.errors import DreamGymError
 
 out = Console()
@@ -92,3 +94,8 @@ def table(title: str, *columns: str, rows: Sequence[Sequence[object]] = ()) -> T
 def _escape(text: str) -> str:
     """Rich would read ``[x]`` as markup; text from outside is shown as it is."""
     return text.replace("[", r"\[")
+
+
+def show_config(config: BaseModel) -> None:
+    """What `--dry-run` prints: every setting with its final value."""
+    sys.stdout.write(config_json(config) + "\n")

@@ -5,8 +5,8 @@ command line:
 
     expert         the environment's default expert
     expert:NAME    another of its experts
-    noisy:SHARE    the expert, but with probability SHARE any admissible action
-    random         any admissible action
+    noisy:SHARE    the expert, but with probability SHARE a random action
+    random         any admissible action, and a tenth of the time one that no longer is
     mix            a fixed blend of the above, see `MIX`
 """
 
@@ -23,11 +23,15 @@ from dreamgym.types import Decision, State, Task, Transition
 MIX = ("expert",) * 5 + ("noisy:0.3",) * 3 + ("random",) * 2
 """What every ten episodes of `mix` hold: half show how it is done, the others what goes wrong on the way."""
 
+STRAY = 0.1
+"""Share of random actions that were admissible earlier in the episode and are not now: without them, nothing
+recorded would show how the environment says no."""
+
 _PATTERNS = ("expert", "expert:NAME", "mix", "noisy:SHARE", "random")
 
 
 class RandomPolicy:
-    """Picks among the admissible actions, each equally likely."""
+    """Picks among the admissible actions, each equally likely; now and then one that no longer makes sense."""
 
     name = "random"
 
@@ -35,7 +39,7 @@ class RandomPolicy:
         self._random = random.Random(seed)
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
-        return Decision(action=_any_action(self._random, task, state))
+        return Decision(action=_any_action(self._random, task, history, state))
 
 
 class ExpertPolicy:
@@ -55,7 +59,7 @@ class ExpertPolicy:
 
 
 class NoisyExpertPolicy:
-    """With probability `share` any admissible action, else the expert's: shows how mistakes are mended."""
+    """With probability `share` a random action, else the expert's: shows how mistakes are mended."""
 
     def __init__(self, environment: RevealingEnvironment, share: float, seed: int) -> None:
         self.name = f"noisy:{share:g}"
@@ -65,7 +69,7 @@ class NoisyExpertPolicy:
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
         if self._random.random() < self._share:
-            return Decision(action=_any_action(self._random, task, state))
+            return Decision(action=_any_action(self._random, task, history, state))
         return await self._expert.act(task, history, state)
 
 
@@ -123,9 +127,14 @@ def _parse(name: str) -> tuple[str, str]:
     raise ConfigError(f"unknown policy {name!r}{nearest_name(name, _PATTERNS)}")
 
 
-def _any_action(source: random.Random, task: Task, state: State) -> str:
+def _any_action(source: random.Random, task: Task, history: Sequence[Transition], state: State) -> str:
     if not state.admissible_actions:
         raise ConfigError(
             f"a random action is chosen from the admissible ones, and {task.environment!r} lists none"
         )
+    if source.random() < STRAY:
+        earlier = {action for past in history for action in past.state.admissible_actions or ()}
+        stale = sorted(earlier.difference(state.admissible_actions))
+        if stale:
+            return source.choice(stale)
     return source.choice(state.admissible_actions)

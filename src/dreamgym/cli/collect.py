@@ -1,0 +1,129 @@
+"""`dreamgym collect`: record trajectories from a real environment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dreamgym.cli import screen
+from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
+from dreamgym.collect import CollectReport, collect
+from dreamgym.config import Config
+from dreamgym.envs.registry import open_environment
+
+
+@screen.command
+def collect_command(
+    env: Annotated[str | None, typer.Option(help="environment, see `dreamgym envs list`")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="expert | expert:NAME | random | noisy:SHARE | mix")
+    ] = None,
+    episodes: Annotated[int | None, typer.Option(help="how many episodes the folder shall hold")] = None,
+    split: Annotated[str | None, typer.Option(help="which tasks, see `dreamgym envs describe NAME`")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder of trajectory shards; filled up if it exists")] = None,
+    seed: Annotated[int | None, typer.Option(help="chooses tasks, policies and their dice")] = None,
+    data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
+    admissible_actions: Annotated[
+        bool | None, typer.Option("--admissible/--no-admissible", help="record the admissible actions")
+    ] = None,
+    world_sheet: Annotated[bool | None, typer.Option("--sheet/--no-sheet", help="record hidden facts")] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Play real episodes and record them. Run it again to go on after a stop; nothing is recorded twice.
+
+    Examples:
+
+      dreamgym collect --env alfworld --policy mix --episodes 200 --out trajectories
+
+      dreamgym collect --env alfworld --data ~/alfworld_data --split valid_seen --policy expert --out official
+
+      dreamgym collect --env textworld --policy noisy:0.3 --episodes 500 --out cooking --json
+    """
+    resolved = resolve(
+        config,
+        overrides,
+        {
+            "environment.name": env,
+            "environment.options.data": data,
+            "collect.policy": policy,
+            "collect.episodes": episodes,
+            "collect.split": split,
+            "collect.out": out,
+            "collect.admissible_actions": admissible_actions,
+            "collect.world_sheet": world_sheet,
+            "seed": seed,
+        },
+    )
+    if dry_run:
+        screen.show_config(resolved)
+        return
+    report = run_collect(resolved)
+    screen.show(summary(report, resolved), report_table(report, resolved), as_json=as_json)
+    if report.failures:
+        raise typer.Exit(1)
+
+
+def run_collect(config: Config) -> CollectReport:
+    """Collect with a progress bar."""
+
+    async def run() -> CollectReport:
+        factory = open_environment(config.environment.name, config.environment.options)
+        try:
+            with screen.progress() as bar:
+                job = bar.add_task("collecting", total=config.collect.episodes, note="preparing games")
+
+                def on_episode(report: CollectReport) -> None:
+                    bar.update(
+                        job,
+                        completed=report.already_there + report.episodes,
+                        note=f"{report.steps / max(report.seconds, 1e-9):.0f} states/s",
+                    )
+
+                report = await collect(config, factory, on_episode=on_episode)
+                on_episode(report)
+                return report
+        finally:
+            await factory.aclose()
+
+    return asyncio.run(run())
+
+
+def summary(report: CollectReport, config: Config) -> dict[str, Any]:
+    return {
+        "out": str(config.collect.out),
+        "environment": config.environment.name,
+        "split": config.collect.split,
+        "already_there": report.already_there,
+        "episodes": report.episodes,
+        "successes": report.successes,
+        "steps": report.steps,
+        "seconds": round(report.seconds, 2),
+        "states_per_second": round(report.steps / report.seconds, 1) if report.seconds else 0.0,
+        "failures": dict(report.failures),
+        "by_policy": {
+            name: {"episodes": row[0], "successes": row[1], "steps": row[2]}
+            for name, row in sorted(report.by_policy.items())
+        },
+    }
+
+
+def report_table(report: CollectReport, config: Config) -> Any:
+    rows: list[tuple[object, ...]] = [
+        (name, episodes, f"{successes / episodes:.1%}", f"{steps / episodes:.1f}", "")
+        for name, (episodes, successes, steps) in sorted(report.by_policy.items())
+    ]
+    count = max(report.episodes, 1)
+    rate = f"{report.steps / report.seconds:.0f}" if report.seconds else "–"
+    rows.append(("all", report.episodes, f"{report.successes / count:.1%}", f"{report.steps / count:.1f}", rate))
+    title = f"{config.environment.name}/{config.collect.split} → {config.collect.out}"
+    if report.already_there:
+        title += f" (and {report.already_there} that were there)"
+    if report.failures:
+        title += f"; failed: {', '.join(f'{n} {kind}' for kind, n in report.failures.items())}"
+    return screen.table(title, "policy", "episodes", "success", "steps per episode", "states/s", rows=rows)

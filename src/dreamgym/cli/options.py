@@ -1,0 +1,33 @@
+"""Options that several commands share, and how flags, file and overrides become one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dreamgym.config import Config, load_config
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; flags win over it")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="any setting, e.g. --set replay.k=8")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved configuration and stop")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document instead of a table")]
+
+
+def resolve(path: Path | None, overrides: list[str] | None, flags: Mapping[str, Any]) -> Config:
+    """File < `--set` < flag; a flag that was not given is None."""
+    given = [f"{name}={_toml(value)}" for name, value in flags.items() if value is not None]
+    return load_config(path, [*(overrides or []), *given])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,193 @@
+"""Records trajectories from a real environment: parallel, resumable, nothing acknowledged lost.
+
+Episode i plays task i with a policy fixed by (seed, i), and its trajectory id names both. So a run that was
+killed goes on by playing the ids that are missing, and the same settings always give the same episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from dreamgym.config import Config
+from dreamgym.envs.policies import make_policy, resolve_policy
+from dreamgym.errors import ConfigError
+from dreamgym.protocols import EnvironmentFactory
+from dreamgym.replay.offline import TrajectoryWriter
+from dreamgym.rollout import roll_out
+from dreamgym.types import RolloutFailure, Task, Trajectory
+
+_BLOCK = 256
+"""Tasks asked for at a time: an environment may have to prove each of them first."""
+_SETTINGS = "collect.json"
+
+
+@dataclass(slots=True)
+class CollectReport:
+    """What a collection did in this run, apart from what was there before."""
+
+    already_there: int = 0
+    episodes: int = 0
+    successes: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+    by_policy: dict[str, list[int]] = field(default_factory=dict)
+    """Policy name to [episodes, successes, steps]."""
+
+    def count(self, trajectory: Trajectory) -> None:
+        self.episodes += 1
+        self.successes += trajectory.success
+        self.steps += len(trajectory)
+        row = self.by_policy.setdefault(trajectory.provenance.policy, [0, 0, 0])
+        for column, value in enumerate((1, int(trajectory.success), len(trajectory))):
+            row[column] += value
+
+
+OnEpisode = Callable[[CollectReport], None]
+
+
+def trajectory_id(environment: str, split: str, seed: int, episode: int) -> str:
+    """
+    >>> trajectory_id("alfworld", "train", 0, 7)
+    'alfworld-train-0-000007'
+    """
+    return f"{environment}-{split}-{seed}-{episode:06d}"
+
+
+async def collect(
+    config: Config, factory: EnvironmentFactory, *, on_episode: OnEpisode | None = None
+) -> CollectReport:
+    """Fill `config.collect.out` up to `config.collect.episodes` episodes.
+
+    An episode whose environment kept breaking is counted by kind and left out; the next run tries it again.
+
+    Raises:
+        ConfigError: the folder was filled with other settings.
+    """
+    settings = config.collect
+    resolve_policy(settings.policy, seed=config.seed, episode=0)  # a wrong name shows before anything starts
+    clock = asyncio.get_running_loop().time
+    started, report = clock(), CollectReport()
+    with TrajectoryWriter(settings.out) as writer:
+        _check_settings(config, factory.name)
+        wanted = {
+            trajectory_id(factory.name, settings.split, config.seed, episode): episode
+            for episode in range(settings.episodes)
+        }
+        missing = {name: episode for name, episode in wanted.items() if name not in writer.ids}
+        report.already_there = len(wanted) - len(missing)
+        places = asyncio.Semaphore(settings.concurrency)
+        finished: asyncio.Queue[Trajectory | RolloutFailure] = asyncio.Queue()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tell = partial(_tell, report, started, clock, on_episode)
+                group.create_task(_store(finished, len(missing), writer, report, tell))
+                async for episode, task in _tasks(factory, config, sorted(missing.values())):
+                    await places.acquire()
+                    play = group.create_task(_episode(config, factory, episode, task, finished))
+                    play.add_done_callback(lambda _: places.release())
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None  # the others were cancelled because of the first
+        report.seconds = clock() - started
+    return report
+
+
+async def _tasks(
+    factory: EnvironmentFactory, config: Config, episodes: list[int]
+) -> AsyncIterator[tuple[int, Task]]:
+    """The task of each episode; an environment with fewer tasks than episodes plays them in rounds."""
+    settings = config.collect
+    known: list[Task] = []
+    all_of_them = False
+    for episode in episodes:
+        while episode >= len(known) and not all_of_them:
+            count = min(settings.episodes, (episode // _BLOCK + 1) * _BLOCK)
+            try:
+                known = list(await factory.tasks(settings.split, count, seed=config.seed))
+            except ConfigError:
+                # Fewer tasks than episodes; a split that does not exist raises again, without a count.
+                known = list(await factory.tasks(settings.split, None, seed=config.seed))
+                all_of_them = True
+        yield episode, known[episode % len(known)]
+
+
+async def _episode(
+    config: Config,
+    factory: EnvironmentFactory,
+    episode: int,
+    task: Task,
+    finished: asyncio.Queue[Trajectory | RolloutFailure],
+) -> None:
+    settings = config.collect
+    seed = config.seed * 1_000_003 + episode
+    policy = resolve_policy(settings.policy, seed=config.seed, episode=episode)
+    result = await roll_out(
+        lambda: factory.make(task, seed=seed),
+        lambda environment: make_policy(policy, environment, seed=seed),
+        trajectory_id=trajectory_id(factory.name, settings.split, config.seed, episode),
+        task=task,
+        seed=seed,
+        retries=settings.retries,
+        keep_admissible_actions=settings.admissible_actions,
+        keep_world_sheet=settings.world_sheet,
+    )
+    await finished.put(result)
+
+
+async def _store(
+    finished: asyncio.Queue[Trajectory | RolloutFailure],
+    count: int,
+    writer: TrajectoryWriter,
+    report: CollectReport,
+    tell: Callable[[], None],
+) -> None:
+    """Write whatever has finished in one durable append, and only then count it."""
+    while count:
+        results = [await finished.get()]
+        while not finished.empty():
+            results.append(finished.get_nowait())
+        count -= len(results)
+        trajectories = [result for result in results if isinstance(result, Trajectory)]
+        await asyncio.to_thread(writer.append, trajectories)
+        for result in results:
+            if isinstance(result, Trajectory):
+                report.count(result)
+            else:
+                report.failures[result.kind] += 1
+        tell()
+
+
+def _tell(
+    report: CollectReport, started: float, clock: Callable[[], float], on_episode: OnEpisode | None
+) -> None:
+    report.seconds = clock() - started
+    if on_episode is not None:
+        on_episode(report)
+
+
+def _check_settings(config: Config, environment: str) -> None:
+    """Episodes are named by number, so a folder holds those of one policy, split and seed, or none would fit."""
+    settings = config.collect
+    mine = {
+        "environment": environment,
+        "options": {key: str(value) for key, value in sorted(config.environment.options.items())},
+        "policy": settings.policy,
+        "split": settings.split,
+        "seed": config.seed,
+    }
+    path = settings.out / _SETTINGS
+    if not path.exists():
+        path.write_text(json.dumps(mine, indent=2) + "\n", encoding="utf-8")
+        return
+    theirs = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            raise ConfigError(
+                f"{settings.out} was collected with {name}={theirs.get(name)!r}, now {value!r} is asked for; "
+                "choose another --out, or the same settings to go on"
+            )

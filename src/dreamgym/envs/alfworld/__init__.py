@@ -1,0 +1,178 @@
+"""ALFWorld, the paper's household benchmark, through its own engine.
+
+`SPEC` is what the registry finds. The default plays games made on the spot from what the `alfworld` wheel
+ships; `data` (or ``ALFWORLD_DATA``) points to official games instead. See `games`, `engine` and `experts`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from dreamgym.config import Section
+from dreamgym.envs.engines import EngineProcess, Engines
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.errors import EpisodeOverError, MissingExtraError
+from dreamgym.types import Outcome, State, Task, WorldSheet
+
+
+class AlfworldOptions(Section):
+    """Options of the ALFWorld environment."""
+
+    data: Path | None = Field(None, description="folder of official games; default: ALFWORLD_DATA, else generated")
+    horizon: int = Field(50, ge=1, description="actions after which an episode is truncated")
+    wording: Literal["as_is", "current"] = Field(
+        "as_is", description="official games: their own grammar, or the one the wheel ships"
+    )
+    engines: int = Field(64, ge=1, description="episodes at once, each in a process of its own")
+    step_timeout: float = Field(120.0, gt=0, description="seconds after which an engine counts as hung")
+    cache: Path | None = Field(None, description="folder for games and translations; default: DREAMGYM_CACHE")
+
+
+class AlfworldFactory:
+    """Makes ALFWorld episodes; see `AlfworldOptions`."""
+
+    name = "alfworld"
+
+    def __init__(self, options: AlfworldOptions) -> None:
+        from dreamgym.envs.alfworld.games import GameSource, GeneratedGames, OfficialGames
+
+        self._options = options
+        cache = options.cache or cache_folder()
+        data = options.data or (Path(os.environ["ALFWORLD_DATA"]) if os.environ.get("ALFWORLD_DATA") else None)
+        self._source: GameSource = (
+            OfficialGames.at(data) if data else GeneratedGames(cache / "alfworld" / "games-1", options.horizon)
+        )
+        self._engines = Engines(
+            "dreamgym.envs.alfworld.engine:Engine",
+            {
+                "cache": str(cache / "alfworld"),
+                "warm_games": [str(path) for path in self._source.warm_games()],
+                "wording": options.wording,
+            },
+            limit=options.engines,
+        )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return self._source.splits
+
+    async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
+        from dreamgym.errors import ConfigError
+
+        tasks = await self._source.tasks(split, count, seed, self._prove)
+        if count is not None and len(tasks) < count:
+            raise ConfigError(f"asked for {count} tasks of split {split!r}, there are {len(tasks)}")
+        return tasks
+
+    def make(self, task: Task, *, seed: int = 0) -> AlfworldEnvironment:
+        """`seed` changes nothing here: a game is deterministic, and so are its experts."""
+        return AlfworldEnvironment(task, self._source.game_file(task), self._engines, options=self._options)
+
+    async def aclose(self) -> None:
+        self._engines.close()
+
+    async def _prove(self, game: Path, goal: dict[str, Any]) -> list[str] | None:
+        engine = await self._engines.open()
+        try:
+            seconds = self._options.step_timeout
+            await engine.ask({"do": "start", "game": str(game), "goal": goal}, timeout=seconds)
+            reply = await engine.ask({"do": "solve", "limit": self._options.horizon}, timeout=seconds)
+            return reply["actions"] if reply["won"] else None
+        finally:
+            await engine.aclose()
+
+
+class AlfworldEnvironment:
+    """One ALFWorld episode, played by an engine process of its own."""
+
+    experts = ("handcoded", "planner")
+
+    def __init__(self, task: Task, game: Path, engines: Engines, *, options: AlfworldOptions) -> None:
+        self.task = task
+        self._game = game
+        self._engines = engines
+        self._options = options
+        self._engine: EngineProcess | None = None
+        self._steps = 0
+        self._over: str | None = "has not started"
+
+    async def start(self) -> State:
+        if self._engine is not None or self._over != "has not started":
+            raise EpisodeOverError("an environment is one episode: make a new one instead of starting it again")
+        self._over = "is starting"
+        self._engine = await self._engines.open()
+        reply = await self._ask(
+            {"do": "start", "game": str(self._game), "goal": self.task.parameters["goal"]}
+        )
+        self._over = None
+        return _state(reply)
+
+    async def step(self, action: str) -> Outcome:
+        if self._over is not None:
+            raise EpisodeOverError(f"this episode {self._over}: step only between start and the end")
+        reply = await self._ask({"do": "step", "action": action})
+        self._steps += 1
+        won = bool(reply["won"])
+        truncated = not won and self._steps >= self._options.horizon
+        if won or truncated:
+            self._over = "is over"
+        return Outcome(
+            next_state=_state(reply), reward=float(won), terminated=won, truncated=truncated, success=won
+        )
+
+    async def world_sheet(self) -> WorldSheet:
+        reply = await self._ask({"do": "sheet"})
+        return WorldSheet(facts=tuple(tuple(fact) for fact in reply["facts"]))
+
+    async def expert_action(self, expert: str | None = None) -> str:
+        reply = await self._ask({"do": "expert", "name": expert or self.experts[0]})
+        # The planner has nothing to say where the goal is out of reach; looking around does no harm.
+        return str(reply["action"] or "look")
+
+    async def aclose(self) -> None:
+        self._over = self._over or "is closed"
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.aclose()
+
+    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._engine is None:
+            raise EpisodeOverError("this episode has no engine: ask between start and aclose")
+        return await self._engine.ask(request, timeout=self._options.step_timeout)
+
+
+def cache_folder() -> Path:
+    """Where things live that can always be made again.
+
+    ``DREAMGYM_CACHE``, else the platform's cache folder.
+    """
+    given = os.environ.get("DREAMGYM_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dreamgym"
+
+
+def _state(reply: dict[str, Any]) -> State:
+    return State(text=reply["text"], admissible_actions=tuple(reply["admissible"]))
+
+
+def _open(options: AlfworldOptions) -> AlfworldFactory:
+    if importlib.util.find_spec("alfworld") is None:
+        raise MissingExtraError("the environment alfworld", "alfworld")
+    return AlfworldFactory(options)
+
+
+SPEC = EnvironmentSpec(
+    name="alfworld",
+    summary="household tasks in text (the paper's ALFWorld), official or generated games",
+    options=AlfworldOptions,
+    open=_open,
+    splits=("train", "valid_seen", "valid_unseen"),
+    extra="alfworld",
+)

@@ -1,0 +1,214 @@
+"""Writes new household games from the benchmark's own parts: rooms, affordances, goals; only placement is drawn.
+
+A game is fixed by (split, seed, index, attempt). Families take turns by index, so any prefix is balanced.
+Whether the expert can solve it is not decided here: `AlfworldFactory.tasks` proves it and asks for the next
+attempt otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from dreamgym.envs.alfworld.rooms import UNSEEN_ROOMS, Room, affordances, room, room_numbers
+from dreamgym.types import JsonValue
+
+FAMILIES = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+SPLITS = ("train", "valid_seen", "valid_unseen")
+
+_LAMP = "DeskLamp"
+_LAMP_STANDS = ("SideTable", "Desk", "Dresser", "Shelf", "CoffeeTable")
+_OBJECTS = (28, 38)
+"""How many things lie in a room; official games have 31 on average."""
+_COPIES = (1, 1, 1, 2, 2, 3)
+"""Instances of a class, drawn with the frequencies of the official games."""
+_STATION = {
+    "pick_clean_then_place_in_recep": "SinkBasin",
+    "pick_heat_then_place_in_recep": "Microwave",
+    "pick_cool_then_place_in_recep": "Fridge",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    family: str
+    object_class: str
+    receptacle_class: str
+    """Empty for the family that looks at something under a lamp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedGame:
+    """A game before it is proven: the problem in PDDL and what it asks for."""
+
+    name: str
+    """As the benchmark names its tasks: family-object-None-receptacle-room."""
+    instruction: str
+    goal: Goal
+    room: int
+    problem: str
+
+    def parameters(self) -> dict[str, JsonValue]:
+        """The goal in the words of the benchmark's ``pddl_params``, which the expert reads."""
+        lamp = self.goal.family == "look_at_obj_in_light"
+        return {
+            "task_type": self.goal.family,
+            "object_target": self.goal.object_class,
+            "parent_target": self.goal.receptacle_class,
+            "toggle_target": _LAMP if lamp else "",
+            "mrecep_target": "",
+            "object_sliced": False,
+        }
+
+
+def generate_game(split: str, seed: int, index: int, attempt: int) -> GeneratedGame:
+    rng = Random(f"dreamgym-alfworld-1/{split}/{seed}/{index}/{attempt}")
+    family = FAMILIES[index % len(FAMILIES)]
+    numbers = [
+        number
+        for number, kind in room_numbers().items()
+        if (number in UNSEEN_ROOMS) == (split == "valid_unseen") and kind in affordances().family_rooms[family]
+    ]
+    while True:
+        place = room(rng.choice(numbers))
+        goals = possible_goals(family, place)
+        if goals:
+            break
+    goal = rng.choice(goals)
+    from alfworld.gen import goal_library
+
+    entry = goal_library.gdict[family]
+    words = {
+        "obj": goal.object_class,
+        "recep": goal.receptacle_class,
+        "toggle": _LAMP,
+        "mrecep": "",
+    }
+    instruction = rng.choice(entry["templates"]).format(**{key: word.lower() for key, word in words.items()})
+    lines = "(:goal".join(entry["pddl"].replace("#", "-").split("(:goal")[1:]).format(**words)
+    target = goal.receptacle_class or _LAMP
+    return GeneratedGame(
+        name=f"{family}-{goal.object_class}-None-{target}-{place.number}",
+        instruction=instruction,
+        goal=goal,
+        room=place.number,
+        problem=_problem(place, _placement(rng, place, goal), rng, f"(:goal{lines}"),
+    )
+
+
+def possible_goals(family: str, place: Room) -> list[Goal]:
+    """Every goal of a family that makes sense in a room, in a fixed order."""
+    tables = affordances()
+    stands = {name for _, name, _ in place.receptacles}
+    able = {
+        "pick_clean_then_place_in_recep": tables.cleanable,
+        "pick_heat_then_place_in_recep": tables.heatable,
+        "pick_cool_then_place_in_recep": tables.coolable,
+    }.get(family)
+    objects = [name for name in place.object_classes if name != _LAMP and (able is None or name in able)]
+    if family == "look_at_obj_in_light":
+        if _LAMP not in place.object_classes or not stands & set(_LAMP_STANDS):
+            return []
+        return [Goal(family=family, object_class=name, receptacle_class="") for name in objects]
+    if family in _STATION and _STATION[family] not in stands:
+        return []
+    return [
+        Goal(family=family, object_class=name, receptacle_class=stand)
+        for name in objects
+        for stand in sorted(stands)
+        if name in tables.contains[stand] and stand != _STATION.get(family)
+        # Something must be able to lie elsewhere, or the game would be won before it starts.
+        and any(name in tables.contains[other] for other in stands - {stand})
+    ]
+
+
+def _placement(rng: Random, place: Room, goal: Goal) -> list[tuple[str, str]]:
+    """(class, receptacle identifier) of everything that lies around; the goal is never met at the start."""
+    tables = affordances()
+    needed = 2 if goal.family == "pick_two_obj_and_place" else 1
+    wanted = [goal.object_class] * rng.randint(needed, 3)
+    size = rng.randint(*_OBJECTS)
+    others = [name for name in place.object_classes if name not in (goal.object_class, _LAMP)]
+    rng.shuffle(others)
+    for name in others:
+        if len(wanted) >= size:
+            break
+        wanted += [name] * rng.choice(_COPIES)
+    placed = []
+    for name in wanted:
+        stands = [
+            key
+            for key, kind, _ in place.receptacles
+            if name in tables.contains[kind] and not (name == goal.object_class and kind == goal.receptacle_class)
+        ]
+        if stands:
+            placed.append((name, rng.choice(stands)))
+    if _LAMP in place.object_classes:
+        stands = [key for key, kind, _ in place.receptacles if kind in _LAMP_STANDS]
+        if stands:
+            placed.append((_LAMP, rng.choice(stands)))
+    return placed
+
+
+def _problem(place: Room, placed: Sequence[tuple[str, str]], rng: Random, goal: str) -> str:
+    tables = affordances()
+    objects = [
+        # The pose in the identifier orders things of one class; drawn, so that numbers tell nothing of places.
+        (f"{name}_bar__plus_{rng.randrange(100):02d}_dot_{rng.randrange(100):02d}_bar_{number:02d}", name, stand)
+        for number, (name, stand) in enumerate(placed)
+    ]
+    location_of = {key: at for key, _, at in place.receptacles}
+    kinds = {kind for _, kind, _ in place.receptacles} | {"SinkBasin", "Microwave", "Fridge"}
+    classes = set(place.object_classes) | {"Knife", "ButterKnife"}
+    start = "loc_bar_start"
+    declared = [
+        "agent1 - agent",
+        *(f"{name}Type - otype" for name in sorted(classes)),
+        *(f"{kind}Type - rtype" for kind in sorted(kinds)),
+        *(f"{key} - object" for key, _, _ in objects),
+        *(f"{key} - receptacle" for key, _, _ in place.receptacles),
+        *(f"{at} - location" for at in sorted({*location_of.values(), start})),
+    ]
+    facts = [f"atLocation agent1 {start}"]
+    for key, kind, at in place.receptacles:
+        facts += [f"receptacleType {key} {kind}Type", f"receptacleAtLocation {key} {at}"]
+        if kind in tables.openable:
+            facts.append(f"openable {key}")
+    facts += [
+        f"canContain {kind}Type {name}Type"
+        for kind in sorted(kinds)
+        for name in sorted(tables.contains[kind] & classes)
+    ]
+    for key, name, stand in objects:
+        facts += [
+            f"objectType {key} {name}Type",
+            f"inReceptacle {key} {stand}",
+            f"objectAtLocation {key} {location_of[stand]}",
+        ]
+        facts += [f"{predicate} {key}" for predicate, members in _properties().items() if name in members]
+        facts.append(f"{'toggleable' if name == _LAMP else 'pickupable'} {key}")
+    body = "\n".join(f"  ({fact})" for fact in facts)
+    return (
+        f"(define (problem room_{place.number})\n(:domain alfred)\n(:objects\n  "
+        + "\n  ".join(declared)
+        + f"\n)\n(:init\n{body}\n)\n{goal}"
+    )
+
+
+def _properties() -> dict[str, frozenset[str]]:
+    tables = affordances()
+    return {
+        "cleanable": tables.cleanable,
+        "heatable": tables.heatable,
+        "coolable": tables.coolable,
+        "sliceable": tables.sliceable,
+        "isReceptacleObject": tables.holds_things,
+    }

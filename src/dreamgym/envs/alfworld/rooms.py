@@ -1,0 +1,128 @@
+"""The 120 rooms that the `alfworld` wheel ships: which receptacles stand where, which objects belong there.
+
+Rooms 10, 219, 308 and 424 are the benchmark's unseen ones: they serve evaluation and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+UNSEEN_ROOMS = (10, 219, 308, 424)
+
+# The layout files know the poses of what can be opened or put upon, but leave out some appliances that the
+# games have. They are added where the room's list of classes names them.
+_APPLIANCES = {
+    "StoveBurner": 4,
+    "CoffeeMachine": 1,
+    "Toaster": 1,
+    "GarbageCan": 1,
+    "LaundryHamper": 1,
+    "ToiletPaperHanger": 1,
+    "TowelHolder": 1,
+    "HandTowelHolder": 1,
+    "Microwave": 1,
+    "Fridge": 1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """One floor plan."""
+
+    number: int
+    kind: str
+    """Kitchen, LivingRoom, Bedroom or Bathroom."""
+    receptacles: tuple[tuple[str, str, str], ...]
+    """(identifier, class, location), sorted."""
+    object_classes: tuple[str, ...]
+    """What may be picked up here, sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affordances:
+    """What the benchmark's tables say of classes."""
+
+    contains: Mapping[str, frozenset[str]]
+    cleanable: frozenset[str]
+    heatable: frozenset[str]
+    coolable: frozenset[str]
+    sliceable: frozenset[str]
+    openable: frozenset[str]
+    holds_things: frozenset[str]
+    family_rooms: Mapping[str, frozenset[str]]
+
+
+@functools.cache
+def affordances() -> Affordances:
+    from alfworld.gen import constants
+
+    acts = constants.VAL_ACTION_OBJECTS
+    return Affordances(
+        contains={name: frozenset(held) for name, held in constants.VAL_RECEPTACLE_OBJECTS.items()},
+        cleanable=frozenset(acts["Cleanable"]),
+        heatable=frozenset(acts["Heatable"]),
+        coolable=frozenset(acts["Coolable"]),
+        sliceable=frozenset(acts["Sliceable"]),
+        openable=frozenset(constants.OPENABLE_CLASS_LIST),
+        holds_things=frozenset(constants.MOVABLE_RECEPTACLES),
+        family_rooms={name: frozenset(kinds) for name, kinds in constants.GOALS_VALID.items()},
+    )
+
+
+@functools.cache
+def room_numbers() -> Mapping[int, str]:
+    """Every room and its kind."""
+    from alfworld.gen import constants
+
+    return {number: kind for kind, numbers in sorted(constants.SCENE_TYPE.items()) for number in numbers}
+
+
+@functools.cache
+def room(number: int) -> Room:
+    folder = files("alfworld") / "gen" / "layouts"
+    poses = json.loads((folder / f"FloorPlan{number}-openable.json").read_text(encoding="utf-8"))
+    classes = set(json.loads((folder / f"FloorPlan{number}-objects.json").read_text(encoding="utf-8")))
+    tables = affordances()
+    standing = {
+        key: (_class_of(key), _location(pose))
+        for key, pose in poses.items()
+        if _class_of(key) in tables.contains and _class_of(key) not in tables.holds_things
+    }
+    present = {name for name, _ in standing.values()}
+    for name, count in _APPLIANCES.items():
+        if name in classes and name not in present:
+            for copy in range(count):
+                place = f"{name}|+00.{copy:02d}|+00.90|+00.00"
+                standing[place] = name, f"loc|{name.lower()}|0|0|30"
+    placeable = frozenset().union(*(tables.contains[name] for name, _ in standing.values()))
+    return Room(
+        number=number,
+        kind=room_numbers()[number],
+        receptacles=tuple(sorted((_mangle(key), name, _mangle(at)) for key, (name, at) in standing.items())),
+        object_classes=tuple(sorted((classes & placeable) | _lamps(classes))),
+    )
+
+
+def _lamps(classes: set[str]) -> set[str]:
+    return classes & {"DeskLamp"}
+
+
+def _class_of(identifier: str) -> str:
+    first, *_, last = identifier.split("|")
+    return last if last.endswith("Basin") else first
+
+
+def _location(pose: list[float]) -> str:
+    x, z, rotation, horizon = pose
+    return f"loc|{round(x * 4)}|{round(z * 4)}|{round(rotation / 90)}|{round(horizon)}"
+
+
+def _mangle(identifier: str) -> str:
+    """PDDL has no room for the simulator's punctuation; the engine undoes this when it names things."""
+    for character, word in (("|", "_bar_"), ("-", "_minus_"), ("+", "_plus_"), (".", "_dot_")):
+        identifier = identifier.replace(character, word)
+    return identifier

@@ -1,0 +1,97 @@
+"""The planner's translation of a game, kept on disk because it costs more than the whole episode.
+
+The engine translates a game's PDDL into the planner's own form four times per episode (twice at load, twice
+at reset) at about 0.35 s each. The result depends on the two texts alone, so it is stored under their hash,
+as plain data, written atomically. A file that does not read back is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Translations:
+    """Stands in for ``fast_downward.pddl2sas`` inside an engine process."""
+
+    folder: Path
+
+    def pddl2sas(
+        self, domain: str, problem: str, verbose: bool = False, optimize: bool = False
+    ) -> tuple[Any, str]:
+        if optimize:
+            # The planner's own copy of the game: made only when the planner is asked (`plan_text`).
+            return None, ""
+        stored = self._read(domain, problem, "play")
+        if stored is None:
+            stored = _translate(domain, problem)
+            self._write(domain, problem, "play", stored)
+        return _as_task(stored), stored["sas"]
+
+    def plan_text(self, domain: str, problem: str) -> str:
+        stored = self._read(domain, problem, "plan")
+        if stored is None:
+            import fast_downward.interface
+
+            stored = {"sas": fast_downward.interface.pddl2sas(domain, problem, optimize=True)[1]}
+            self._write(domain, problem, "plan", stored)
+        return str(stored["sas"])
+
+    def _path(self, domain: str, problem: str, kind: str) -> Path:
+        digest = hashlib.sha256("\0".join([_VERSION, kind, domain, problem]).encode()).hexdigest()
+        return self.folder / digest[:2] / f"{digest[2:34]}.json.z"
+
+    def _read(self, domain: str, problem: str, kind: str) -> dict[str, Any] | None:
+        try:
+            stored = json.loads(zlib.decompress(self._path(domain, problem, kind).read_bytes()))
+        except (OSError, zlib.error, ValueError):
+            return None
+        return stored if isinstance(stored, dict) and "sas" in stored else None
+
+    def _write(self, domain: str, problem: str, kind: str, stored: dict[str, Any]) -> None:
+        path = self._path(domain, problem, kind)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(zlib.compress(json.dumps(stored, separators=(",", ":")).encode(), 6))
+        Path(temporary).replace(path)
+
+
+def _translate(domain: str, problem: str) -> dict[str, Any]:
+    """The parts of the translator's task that the engine reads, as plain data."""
+    import fast_downward.interface
+    from fast_downward.translate.pddl.conditions import Atom
+
+    task, sas = fast_downward.interface.pddl2sas(domain, problem)
+    return {
+        "sas": sas,
+        "actions": [[a.name, [[p.name, p.type_name] for p in a.parameters]] for a in task.actions],
+        "types": [[t.name, list(t.supertype_names)] for t in task.types],
+        "objects": [[o.name, o.type_name] for o in task.objects],
+        # Everything in a game's initial state but its truths is a distance or a cost, which the engine skips.
+        "init": [[atom.predicate, list(atom.args)] for atom in task.init if isinstance(atom, Atom)],
+    }
+
+
+def _as_task(stored: dict[str, Any]) -> Any:
+    from fast_downward.translate.pddl.conditions import Atom
+
+    return SimpleNamespace(
+        actions=[
+            SimpleNamespace(name=name, parameters=[SimpleNamespace(name=p, type_name=t) for p, t in parameters])
+            for name, parameters in stored["actions"]
+        ],
+        types=[SimpleNamespace(name=name, supertype_names=parents) for name, parents in stored["types"]],
+        objects=[SimpleNamespace(name=name, type_name=kind) for name, kind in stored["objects"]],
+        init=[Atom(predicate, args) for predicate, args in stored["init"]],
+    )
