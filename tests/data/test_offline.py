@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from trajectory_examples import episode
 from dreamgym.errors import DataError, StoreError
 from dreamgym.replay import jsonl
 from dreamgym.replay.offline import TrajectoryWriter, encode_trajectory, pack, read_trajectories, shards
+from dreamgym.types import State, Trajectory
 
 
 def ids(path: Path) -> list[str]:
@@ -108,6 +111,46 @@ def test_a_bad_batch_stores_none_of_it(tmp_path: Path) -> None:
             writer.append([episode("good"), episode("\ud800")])
         assert writer.ids == set()
         assert writer.append([episode("good")]) == 1
+
+
+def test_a_stream_becomes_a_shard_of_its_own(tmp_path: Path) -> None:
+    with TrajectoryWriter(tmp_path, shard_rows=2) as writer:
+        writer.append([episode("a")])
+        assert writer.add_shard(episode(name) for name in "abcb") == 2
+        assert writer.add_shard([episode("c")]) == 0
+        assert writer.append([episode("d"), episode("e")]) == 2
+    assert [len(shard.read_bytes().splitlines()) for shard in shards(tmp_path)] == [1, 2, 2]
+    with TrajectoryWriter(tmp_path) as writer:
+        assert writer.ids == set("abcde")
+
+
+def test_a_stream_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    def failing() -> Iterator[Trajectory]:
+        yield episode("b")
+        raise DataError("no more")
+
+    with TrajectoryWriter(tmp_path) as writer:
+        writer.append([episode("a")])
+        with pytest.raises(DataError, match="no more"):
+            writer.add_shard(failing())
+        writer.append([episode("b")])
+    assert ids(tmp_path) == ["a", "b"]
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_what_a_killed_stream_left_is_unseen_and_cleared_away(tmp_path: Path) -> None:
+    left = tmp_path / ".trajectories-00000.jsonl.77.partial"
+    left.write_text(encode_trajectory(episode("half")), encoding="utf-8")
+    with TrajectoryWriter(tmp_path) as writer:
+        writer.append([episode("a")])
+        assert not left.exists()
+    assert ids(tmp_path) == ["a"]
+
+
+def test_a_row_that_nobody_could_read_back_is_refused(tmp_path: Path) -> None:
+    huge = replace(episode("x"), start=State(text="x" * jsonl.MAX_LINE_BYTES), transitions=())
+    with TrajectoryWriter(tmp_path) as writer, pytest.raises(DataError, match="expected a row of at most"):
+        writer.append([huge])
 
 
 FULL_DISK = """

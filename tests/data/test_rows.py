@@ -77,11 +77,12 @@ def test_a_wrong_value_is_refused_with_its_place_and_what_came(path: str, value:
     assert message in str(refusal.value)
 
 
-HOSTILE = {
+HOSTILE: dict[str, str | bytes] = {
     "nothing": b"",
     "a bare NUL": b"\0",
     "a NUL inside text": b'{"id": "a\0b"}',
     "invalid UTF-8": b'{"id": "\xff\xfe"}',
+    "half a surrogate in text": '{"id": "\ud800"}',
     "half a surrogate pair": b'{"id": "\\ud800"}',
     "deep lists": b"[" * 100_000,
     "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
@@ -98,7 +99,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("line", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_lines_are_refused_in_few_words(line: bytes) -> None:
+def test_hostile_lines_are_refused_in_few_words(line: str | bytes) -> None:
     with pytest.raises(DataError) as refusal:
         decode_trajectory(line)
     assert "expected" in str(refusal.value)

@@ -8,6 +8,7 @@ are left out.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -114,12 +115,22 @@ def decode_trajectory(line: str | bytes) -> types.Trajectory:
     Raises:
         DataError: it is not a row; the message says what was expected and what came.
     """
-    return trajectory_from_row(parse_json(line))
+    try:
+        # Parsing and checking in one pass takes a third of the time of one after the other.
+        row = TrajectoryRow.model_validate_json(line.encode() if isinstance(line, str) else line)
+    except UnicodeEncodeError as error:
+        raise DataError(f"expected Unicode text, got {error}") from None
+    except ValidationError as error:
+        raise DataError(explain(error)) from None
+    return _trajectory(row)
 
 
 def trajectory_from_row(value: Any) -> types.Trajectory:
     """The trajectory that parsed JSON stands for, or `DataError`."""
-    row = check(TrajectoryRow, value)
+    return _trajectory(check(TrajectoryRow, value))
+
+
+def _trajectory(row: TrajectoryRow) -> types.Trajectory:
     _check_ends([turn.outcome.terminated or turn.outcome.truncated for turn in row.turns])
     start = _state(row.start)
     return types.Trajectory(
@@ -220,6 +231,9 @@ def shorten(value: object, limit: int = 80) -> str:
 
 def _explain_one(problem: ErrorDetails) -> str:
     where = ".".join(str(part) for part in problem["loc"]) or "the row"
+    if problem["type"] == "json_invalid":
+        why = problem["msg"].removeprefix("Invalid JSON: ")
+        return f"expected JSON, got {shorten(problem['input'])} ({why})"
     if problem["type"] == "missing":
         return f"expected a key {where!r}, got none"
     if problem["type"] == "extra_forbidden":
@@ -257,13 +271,21 @@ def _turn_row(transition: types.Transition) -> dict[str, Any]:
     return {"action": transition.action, **thought, "outcome": outcome}
 
 
+@functools.cache
+def _defaults(model: type[_Row]) -> list[tuple[str, Any]]:
+    """(key, default) of a model, where `...` stands for a key that must be there."""
+    return [
+        (name, ... if info.is_required() else info.get_default(call_default_factory=True, validated_data={}))
+        for name, info in model.model_fields.items()
+    ]
+
+
 def _without_defaults(model: type[_Row], value: object) -> dict[str, Any]:
     row = {}
-    for name, info in model.model_fields.items():
+    for name, default in _defaults(model):
         given = getattr(value, name)
-        given = dict(given) if isinstance(given, Mapping) else given
-        if info.is_required() or given != info.get_default(call_default_factory=True, validated_data={}):
-            row[name] = given
+        if given != default:
+            row[name] = dict(given) if isinstance(given, Mapping) else given
     return row
 
 
