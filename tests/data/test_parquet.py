@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +90,12 @@ def test_a_file_that_is_no_parquet_or_lacks_a_column_is_refused(tmp_path: Path) 
     pq.write_table(pa.table({"trajectory_id": ["a"]}), file)
     with pytest.raises(DataError, match="expected the column 'schema_version'"):
         list(parquet.read(file))
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path) -> None:
+    script = "import sys; sys.modules['pyarrow'] = None; from dreamgym.replay.formats import export, Path"
+    finished = subprocess.run(
+        [sys.executable, "-c", f"{script}; export([], Path({str(tmp_path / 'x')!r}), format='parquet')"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "pip install 'dreamgym[parquet]'" in finished.stderr

@@ -194,15 +194,8 @@ def _trajectory(conversation: _Conversation, defaults: Defaults) -> Trajectory:
     first, named = conversation.spans[0], conversation.agent or (calls or conversation.spans)[0]
     header = Header(
         id=conversation.id,
-        policy=next(
-            filter(
-                None,
-                (
-                    _text(named.attributes.get(f"gen_ai.{key}"))
-                    for key in ("agent.name", "response.model", "request.model")
-                ),
-            ),
-            None,
+        policy=_text(
+            _either(named.attributes, "gen_ai.agent.name", "gen_ai.response.model", "gen_ai.request.model")
         ),
         recorded_at=first.start,
         reward=check(_Score, {"value": verdict.get("gen_ai.evaluation.score.value")}).value,
