@@ -16,12 +16,19 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dreamgym.config import Section
-from dreamgym.errors import EpisodeFailedError, MissingExtraError
-from dreamgym.types import FailureKind, JsonValue, Task
+from dreamgym.envs.textworld.wording import facts_told
+from dreamgym.errors import EpisodeFailedError
+from dreamgym.types import Fact, FailureKind, JsonValue, Task
 
 NAME = "textworld"
 
-SEEDS = {"train": range(100_000), "validation": range(100_000, 110_000), "test": range(200_000, 210_000)}
+Split: TypeAlias = Literal["train", "validation", "test"]
+
+SEEDS: dict[Split, range] = {
+    "train": range(100_000),
+    "validation": range(100_000, 110_000),
+    "test": range(200_000, 210_000),
+}
 """The seeds of each split; no game is in two of them."""
 
 _NEXT_TRY = 1_000_000
@@ -40,7 +47,7 @@ class CookingGame(Section):
     """Find the kitchen, read the cookbook, prepare the ingredients as it says, cook the meal, eat it."""
 
     family: Literal["cooking"] = "cooking"
-    split: Literal["train", "validation", "test"]
+    split: Split
     """The official split of foods: held-out splits have foods and preparations that training has not."""
     seed: int = Field(ge=0, lt=_NEXT_TRY)
     ingredients: int = Field(1, ge=1, le=5)
@@ -59,7 +66,7 @@ class TreasureGame(Section):
     """Find one thing in a house of many rooms and take it, and not the other one."""
 
     family: Literal["treasure"] = "treasure"
-    split: Literal["train", "validation", "test"]
+    split: Split
     seed: int = Field(ge=0, lt=_NEXT_TRY)
     level: int = Field(15, ge=1, le=25)
 
@@ -101,18 +108,29 @@ def settings_of(task: Task) -> GameSettings:
         ) from None
 
 
+@functools.lru_cache(maxsize=100_000)
 def instruction_of(settings: GameSettings) -> str:
     if isinstance(settings, CookingGame):
         return (
             "You are hungry! Let's cook a delicious meal. Check the cookbook in the kitchen for the recipe. "
             "Once done, enjoy your meal!"
         )
-    wanted, _ = treasure_names(make_game(settings))
+    wanted, _ = _treasures(make_game(settings))
     # TextWorld's own objective spells out the way there, which leaves nothing to search for.
     return f"Find the {wanted} and take it. Taking the wrong thing loses the game."
 
 
-def treasure_names(game: Any) -> tuple[str, str]:
+def hidden_facts(settings: GameSettings) -> tuple[Fact, ...]:
+    """What is true at the start of a game, and what wins and loses it where the instruction does not say."""
+    game = make_game(settings)
+    facts = facts_told(game.infos, game.world.state.facts)
+    if isinstance(settings, TreasureGame):
+        wanted, wrong = _treasures(game)
+        facts += [("wins", wanted), ("loses", wrong)]
+    return tuple(facts)
+
+
+def _treasures(game: Any) -> tuple[str, str]:
     """What to take and what not to take in a treasure game."""
     quest = game.quests[0]
     conditions = (quest.win_events[0].condition, quest.fail_events[0].condition)
@@ -159,10 +177,7 @@ def _generators() -> SimpleNamespace:
 
     The engine itself stays as it is: only these copies of its two `make` functions see the substitutes.
     """
-    try:
-        import textworld
-    except ModuleNotFoundError:
-        raise MissingExtraError("TextWorld", "alfworld") from None
+    import textworld
     from textworld.challenges.tw_cooking import cooking
     from textworld.challenges.tw_treasure_hunter import treasure_hunter
 
@@ -176,10 +191,10 @@ def _generators() -> SimpleNamespace:
     knowledge = SimpleNamespace(load=load_knowledge)
     engine = SimpleNamespace(GameMaker=_quick_maker(), generator=textworld.generator)
     cooking_names = {**vars(cooking), "KnowledgeBase": knowledge, "textworld": engine}
-    treasure_names = {**vars(treasure_hunter), "KnowledgeBase": knowledge}
+    hunt_names = {**vars(treasure_hunter), "KnowledgeBase": knowledge}
     return SimpleNamespace(
         cooking=FunctionType(cooking.make.__code__, cooking_names),
-        treasure=FunctionType(treasure_hunter.make.__code__, treasure_names),
+        treasure=FunctionType(treasure_hunter.make.__code__, hunt_names),
         options=textworld.GameOptions,
         no_quest=textworld.generator.QuestGenerationError,
     )
@@ -205,7 +220,7 @@ def _knowledge(logic_folder: str, grammar_folder: str, drop: tuple[str, ...] = (
 
 @functools.cache
 def _quick_maker() -> type:
-    """TextWorld's `GameMaker`, following a walkthrough on the game's logic instead of a compiled copy of it."""
+    """TextWorld's `GameMaker`, following a walkthrough by the game's logic instead of compiling it."""
     from textworld import GameMaker
     from textworld.generator.game import GameProgression
 

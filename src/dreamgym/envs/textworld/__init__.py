@@ -1,0 +1,179 @@
+"""TextWorld in process: games made from a seed, a step in milliseconds, an expert from any state.
+
+The quick real environment, for tests and learning curves. An episode holds no thread, process or file, so any
+number of them run side by side in one event loop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Literal, overload
+
+from pydantic import Field
+
+from dreamgym.config import Section, nearest_name
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.envs.textworld.games import (
+    NAME,
+    SEEDS,
+    CookingGame,
+    GameSettings,
+    Split,
+    TreasureGame,
+    hidden_facts,
+    make_game,
+    settings_of,
+    task_of,
+)
+from dreamgym.envs.textworld.play import Playthrough
+from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
+from dreamgym.types import Outcome, State, Task, WorldSheet
+
+
+class TextWorldOptions(Section):
+    """Which games are played, how hard they are, and how long."""
+
+    family: Literal["both", "cooking", "treasure"] = Field("both", description="the kind of game")
+    ingredients: int = Field(1, ge=1, le=5, description="cooking: how many to find and prepare")
+    rooms: Literal[1, 6, 9, 12] = Field(6, description="cooking: rooms of the house")
+    cook: bool = Field(True, description="cooking: ingredients must be fried, roasted or grilled")
+    cut: bool = Field(True, description="cooking: ingredients must be chopped, sliced or diced")
+    open: bool = Field(True, description="cooking: doors and containers start closed")
+    level: int = Field(
+        15,
+        ge=1,
+        le=25,
+        description="treasure: from 1 in 5 rooms, from 11 in 10 with doors, from 21 in 20 with locks",
+    )
+    horizon: int = Field(50, ge=1, description="actions after which an episode is truncated")
+
+
+class TextWorldEpisode:
+    """One game, played once."""
+
+    experts = ("planner",)
+
+    def __init__(self, task: Task, *, horizon: int) -> None:
+        self.task = task
+        self._horizon = horizon
+        self._steps = 0
+        self._play: Playthrough | None = None
+        self._used = False
+
+    async def start(self) -> State:
+        if self._used:
+            raise EpisodeOverError("start: an episode is used once; make another one of the same task")
+        self._used = True
+        self._play = Playthrough(make_game(settings_of(self.task)))
+        return State(text=self._play.look(), admissible_actions=self._play.actions)
+
+    async def step(self, action: str) -> Outcome:
+        play = self._playing("step")
+        self._steps += 1
+        text = play.act(action)
+        terminated = play.won or play.lost
+        truncated = self._steps >= self._horizon and not terminated
+        if terminated or truncated:
+            self._play = None
+        return Outcome(
+            next_state=State(text=text, admissible_actions=() if terminated else play.actions),
+            reward=float(play.won),
+            terminated=terminated,
+            truncated=truncated,
+            success=play.won,
+        )
+
+    async def world_sheet(self) -> WorldSheet:
+        if not self._used:
+            raise EpisodeOverError("world_sheet: start the episode first")
+        return WorldSheet(facts=hidden_facts(settings_of(self.task)))
+
+    async def expert_action(self, expert: str | None = None) -> str:
+        if expert is not None and expert not in self.experts:
+            raise ConfigError(f"unknown expert {expert!r}{nearest_name(expert, self.experts)}")
+        return self._playing("expert_action").expert_action()
+
+    async def aclose(self) -> None:
+        self._used = True
+        self._play = None
+
+    def _playing(self, wanted: str) -> Playthrough:
+        if self._play is None:
+            raise EpisodeOverError(f"{wanted}: the episode has not started, is over, or is closed")
+        return self._play
+
+
+class TextWorldFactory:
+    """Games by seed; the splits have seeds, and in cooking also foods, of their own."""
+
+    name = NAME
+    splits: tuple[str, ...] = tuple(SEEDS)
+
+    def __init__(self, options: TextWorldOptions) -> None:
+        self._options = options
+
+    async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
+        known = next((each for each in SEEDS if each == split), None)
+        if known is None:
+            raise ConfigError(f"unknown split {split!r}{nearest_name(split, self.splits)}")
+        seeds = SEEDS[known]
+        if count is not None and count > len(seeds):
+            raise ConfigError(f"split {split!r} of {NAME!r} holds {len(seeds)} tasks, asked for {count}")
+        order = random.Random(f"{split}:{seed}").sample(seeds, len(seeds))[:count]
+        return _Tasks([self._settings(known, number) for number in order])
+
+    def make(self, task: Task, *, seed: int = 0) -> TextWorldEpisode:
+        return TextWorldEpisode(task, horizon=self._options.horizon)
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
+
+    def _settings(self, split: Split, seed: int) -> GameSettings:
+        options = self._options
+        family = options.family if options.family != "both" else ("cooking", "treasure")[seed % 2]
+        if family == "treasure":
+            return TreasureGame(split=split, seed=seed, level=options.level)
+        return CookingGame(
+            split=split,
+            seed=seed,
+            ingredients=options.ingredients,
+            rooms=options.rooms,
+            open=options.open,
+            cook=options.cook,
+            cut=options.cut,
+        )
+
+
+class _Tasks(Sequence[Task]):
+    """Tasks made when asked for: only the game itself knows the instruction of a treasure hunt."""
+
+    def __init__(self, games: Sequence[GameSettings]) -> None:
+        self._games = games
+
+    def __len__(self) -> int:
+        return len(self._games)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Tasks: ...
+    def __getitem__(self, index: int | slice) -> Task | _Tasks:
+        return _Tasks(self._games[index]) if isinstance(index, slice) else task_of(self._games[index])
+
+
+def open_textworld(options: TextWorldOptions) -> TextWorldFactory:
+    if find_spec("textworld") is None:
+        raise MissingExtraError("TextWorld", "alfworld")
+    return TextWorldFactory(options)
+
+
+SPEC = EnvironmentSpec(
+    name=NAME,
+    summary="text adventures made on the spot: cook a meal, find a treasure",
+    options=TextWorldOptions,
+    open=open_textworld,
+    splits=tuple(SEEDS),
+    extra="alfworld",
+)

@@ -1,0 +1,169 @@
+"""Puts a TextWorld game into words: what the agent sees, and the hidden facts of the world sheet.
+
+TextWorld words only games it has compiled; in memory it gives facts and nothing else. So the words here are
+ours, plain and always the same for the same facts: the embroidery of the compiled games ("Oh wow! Is that
+what I think it is?") is drawn at random per game, which no experience model could predict.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dreamgym.types import Fact
+
+COOKING = ("fried", "roasted", "grilled")
+CUTTING = ("chopped", "sliced", "diced")
+
+_DIRECTIONS = {"north_of": ("north", "south"), "west_of": ("west", "east")}
+"""A relation of two rooms, and the ways from the second to the first and back."""
+_HEATING = ("oven", "stove", "toaster")
+_OPENNESS = ("open", "closed", "locked")
+# The other half of a pair, what follows from a door's state, marks that no rule reads, the recipe's insides.
+_UNTOLD = {"south_of", "east_of", "free", "cookable", "cuttable", "base", "out", "cooking_location"}
+
+
+class Scene:
+    """The facts of one moment, arranged for telling."""
+
+    def __init__(self, infos: Any, facts: Iterable[Any]) -> None:
+        self._infos = infos
+        self.marks: dict[str, set[str]] = defaultdict(set)
+        self.holder: dict[str, str] = {}
+        self._held: dict[str, list[str]] = defaultdict(list)
+        self._exits: dict[str, str] = {}
+        self._doors: dict[str, str] = {}
+        self.recipe: list[tuple[str, str]] = []
+        """(food, ingredient): the ingredient is marked the way the food must be."""
+        between_rooms = []
+        for fact in facts:
+            ids = [argument.name for argument in fact.arguments]
+            if len(ids) == 1:
+                self.marks[ids[0]].add(fact.name)
+            elif fact.name in ("at", "in", "on"):
+                self.holder[ids[0]] = ids[1]
+                self._held[ids[1]].append(ids[0])
+            elif fact.name == "base":
+                self.recipe.append((ids[0], ids[1]))
+            else:
+                between_rooms.append((fact.name, ids))
+        self.room = self.holder["P"]
+        for name, ids in between_rooms:
+            if name == "link" and ids[0] == self.room:
+                self._doors[ids[2]] = ids[1]
+            elif name in _DIRECTIONS and self.room in ids:
+                there, back = _DIRECTIONS[name]
+                self._exits[ids[0] if ids[1] == self.room else ids[1]] = (
+                    there if ids[1] == self.room else back
+                )
+
+    def name(self, thing: str) -> str:
+        return str(self._infos[thing].name)  # the player and the pocket have none
+
+    def held_by(self, holder: str) -> list[str]:
+        return sorted(self._held[holder], key=self.name)
+
+    def look(self) -> str:
+        here = [thing for thing in self.held_by(self.room) if thing != "P"]
+        furniture = [thing for thing in here if self._is_fixed(thing)]
+        floor = [thing for thing in here if thing not in furniture]
+        sentences = [f"You are in the {self.name(self.room)}."]
+        if furniture:
+            sentences.append(f"You see {self._list(furniture)}.")
+        sentences += [told for thing in furniture if (told := self.contents(thing))]
+        if floor:
+            sentences.append(_there_is("On the floor", floor, self._list(floor)))
+        return " ".join(sentences + self._ways())
+
+    def inventory(self) -> str:
+        return f"You are carrying {self._list(self.held_by('I')) or 'nothing'}."
+
+    def examine(self, name: str) -> str:
+        thing, info = next((key, info) for key, info in self._infos.items() if info.name == name)
+        if name == "cookbook":
+            return "\n".join(line.strip() for line in info.desc.splitlines() if line.strip(" -"))
+        told = [f"You see {self._list([thing])}."]
+        if info.type in _HEATING:
+            told.append(info.desc)  # what it is good for
+        if self._is_fixed(thing) and not self.marks[thing] & {"closed", "locked"}:
+            told.append(self.contents(thing) or "It is empty.")
+        return " ".join(told)
+
+    def contents(self, thing: str) -> str | None:
+        """What lies on or in a thing, as far as one can see."""
+        held = self.held_by(thing)
+        if not held or self.marks[thing] & {"closed", "locked"}:
+            return None
+        place = f"{'In' if 'open' in self.marks[thing] else 'On'} the {self.name(thing)}"
+        return _there_is(place, held, self._list(held))
+
+    def condition(self, thing: str) -> list[str]:
+        """The marks of a thing that one can see, in the order they are said."""
+        marks = self.marks[thing]
+        told = [mark for mark in (*_OPENNESS, *CUTTING) if mark in marks]
+        if "burned" in marks:
+            return [*told, "burned"]
+        raw = marks & {"raw", "needs_cooking"} and not marks & set(COOKING)
+        return [*told, "raw"] if raw else told + [mark for mark in COOKING if mark in marks]
+
+    def _ways(self) -> list[str]:
+        sentences, free = [], []
+        for room, direction in sorted(self._exits.items(), key=lambda item: item[1]):
+            door = self._doors.get(room)
+            if door is None:
+                free.append(direction)
+            else:
+                sentences.append(f"{_capital(self._list([door]))} leads {direction}.")
+        if free:
+            sentences.append(f"You can go {_join(free)}.")
+        return sentences
+
+    def _list(self, things: Sequence[str]) -> str:
+        return _join([self._with_article(thing) for thing in things])
+
+    def _with_article(self, thing: str) -> str:
+        words = " ".join([*self.condition(thing), self.name(thing)])
+        article = self._infos[thing].indefinite or ("an" if words[0] in "aeiouAEIOU" else "a")
+        return f"{article} {words}"
+
+    def _is_fixed(self, thing: str) -> bool:
+        return self._infos[thing].type in ("c", "s", *_HEATING)  # containers and supporters
+
+
+def facts_told(infos: Any, facts: Iterable[Any]) -> list[Fact]:
+    """The engine's facts by the names an agent knows, without what is redundant or of no effect."""
+    scene = Scene(infos, facts := list(facts))
+    unseen = {ingredient for _, ingredient in scene.recipe} | {
+        key for key in infos if infos[key].type == "meal"
+    }
+    told: set[Fact] = set()
+    for fact in facts:
+        ids = [argument.name for argument in fact.arguments]
+        if fact.name in _UNTOLD or fact.name.startswith("ingredient_") or unseen & set(ids):
+            continue
+        if fact.name == "link":
+            ids = [ids[1], *sorted((ids[0], ids[2]))]
+        told.add(
+            (str(fact.name), *({"P": "player", "I": "player"}.get(each) or scene.name(each) for each in ids))
+        )
+    for food, ingredient in scene.recipe:
+        wanted = scene.marks[ingredient] & {*COOKING, *CUTTING}
+        told.update(("recipe", scene.name(food), mark) for mark in wanted or {"as it is"})
+    return sorted(told)
+
+
+def _there_is(place: str, things: Sequence[str], told: str) -> str:
+    return f"{place} {'is' if len(things) == 1 else 'are'} {told}."
+
+
+def _join(parts: Sequence[str]) -> str:
+    """
+    >>> _join(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
