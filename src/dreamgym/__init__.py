@@ -64,8 +64,34 @@ _HOME = {
     "WorldSheet": "types",
 }
 
-__all__ = [  # noqa: PLE0604 - the same names as above, held equal by a test
-    *_HOME,
+__all__ = [
+    "Config",
+    "Demonstration",
+    "DreamGymError",
+    "Embedder",
+    "Environment",
+    "EnvironmentFactory",
+    "EnvironmentSpec",
+    "FailureKind",
+    "Outcome",
+    "Policy",
+    "Provenance",
+    "ReplayBuffer",
+    "RetrievalFilter",
+    "Retriever",
+    "State",
+    "Task",
+    "Trajectory",
+    "TrajectoryWriter",
+    "Transition",
+    "WorldSheet",
+    "builtin_dataset",
+    "check_environment",
+    "collect",
+    "load_config",
+    "open_environment",
+    "read_trajectories",
+    "roll_out",
 ]
 
 

@@ -21,7 +21,7 @@ from dreamgym.replay.offline import TrajectoryWriter
 from dreamgym.rollout import roll_out
 from dreamgym.types import RolloutFailure, Task, Trajectory
 
-_BLOCK = 256
+_BLOCK = 64
 """Tasks asked for at a time: an environment may have to prove each of them first."""
 _SETTINGS = "collect.json"
 
@@ -171,7 +171,7 @@ def _tell(
 
 
 def _check_settings(config: Config, environment: str) -> None:
-    """Episodes are named by number, so a folder holds those of one policy, split and seed, or none would fit."""
+    """Episodes are named by number, so all of a folder's must come from one policy, split and seed."""
     settings = config.collect
     mine = {
         "environment": environment,

@@ -42,6 +42,12 @@ class StoreError(DreamGymError):
     exit_code = 5
 
 
+class EndpointError(DreamGymError):
+    """A network endpoint cannot be reached, refuses, or answers nonsense, after retries."""
+
+    exit_code = 7
+
+
 class EpisodeFailedError(DreamGymError):
     """This episode cannot go on. It costs the episode, never the run."""
 

@@ -34,12 +34,14 @@ async def roll_out(
     keep_admissible_actions: bool = True,
     keep_world_sheet: bool = True,
 ) -> Trajectory | RolloutFailure:
-    """One episode from start to end. An environment that breaks is replaced by a fresh one, `retries` times."""
+    """One episode from start to end. An environment that breaks is replaced, at most `retries` times."""
     kind, message = FailureKind.CRASHED, ""
     for _ in range(1 + retries):
         environment = make_environment()
         try:
-            trajectory = await _play(environment, make_policy(environment), trajectory_id, seed, keep_world_sheet)
+            trajectory = await _play(
+                environment, make_policy(environment), trajectory_id, seed, keep_world_sheet
+            )
         except EpisodeFailedError as error:
             kind, message = error.kind, str(error)
         else:

@@ -23,7 +23,7 @@ app = typer.Typer(
     dreamgym collect --env alfworld --episodes 50 --out trajectories
     dreamgym data stats trajectories
     dreamgym buffer build trajectories --store replay.sqlite
-    dreamgym buffer search replay.sqlite --state "On the desk 1, you see a mug 2." --action "take mug 2 from desk 1"
+    dreamgym buffer search replay.sqlite --state "On the desk 1, you see a mug 2." --action "take mug 2"
 
 Every command explains itself with `--help`, prints JSON with `--json`, and can be stopped with Ctrl-C and run
 again.

@@ -23,13 +23,17 @@ def collect_command(
     ] = None,
     episodes: Annotated[int | None, typer.Option(help="how many episodes the folder shall hold")] = None,
     split: Annotated[str | None, typer.Option(help="which tasks, see `dreamgym envs describe NAME`")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder of trajectory shards; filled up if it exists")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder of trajectory shards; filled up if it exists")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="chooses tasks, policies and their dice")] = None,
     data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
     admissible_actions: Annotated[
         bool | None, typer.Option("--admissible/--no-admissible", help="record the admissible actions")
     ] = None,
-    world_sheet: Annotated[bool | None, typer.Option("--sheet/--no-sheet", help="record hidden facts")] = None,
+    world_sheet: Annotated[
+        bool | None, typer.Option("--sheet/--no-sheet", help="record hidden facts")
+    ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     dry_run: DryRun = False,
@@ -120,7 +124,9 @@ def report_table(report: CollectReport, config: Config) -> Any:
     ]
     count = max(report.episodes, 1)
     rate = f"{report.steps / report.seconds:.0f}" if report.seconds else "–"
-    rows.append(("all", report.episodes, f"{report.successes / count:.1%}", f"{report.steps / count:.1f}", rate))
+    rows.append(
+        ("all", report.episodes, f"{report.successes / count:.1%}", f"{report.steps / count:.1f}", rate)
+    )
     title = f"{config.environment.name}/{config.collect.split} → {config.collect.out}"
     if report.already_there:
         title += f" (and {report.already_there} that were there)"

@@ -15,18 +15,16 @@ from rich.panel import Panel
 from rich.text import Text
 
 from dreamgym.cli import screen
+from dreamgym.cli.options import Json, Source
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.replay import formats
 from dreamgym.replay.jsonl import OnRead
-from dreamgym.replay.offline import read_trajectories, shards
+from dreamgym.replay.offline import pack, read_trajectories, shards
 from dreamgym.replay.rows import row_of
 from dreamgym.replay.stats import DatasetStats, Tally, stats
 from dreamgym.types import State, Trajectory
 
 app = typer.Typer(no_args_is_help=True, help="Look at trajectories on disk, count, check and export them.")
-
-Source = Annotated[Path, typer.Argument(help="A directory of trajectories, or one file of them.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @app.command("show")
@@ -35,7 +33,7 @@ def show_trajectory(
     path: Source,
     id: Annotated[str | None, typer.Option(help="Show the trajectory with this id.")] = None,  # noqa: A002
     index: Annotated[int, typer.Option(help="Show the n-th trajectory, from 0.", min=0)] = 0,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show one episode: its task, states, actions and end.
 
@@ -56,14 +54,14 @@ def show_trajectory(
 
 @app.command("stats")
 @screen.command
-def show_stats(path: Source, as_json: AsJson = False) -> None:
+def show_stats(path: Source, as_json: Json = False) -> None:
     """Count episodes, success and steps, by environment, family, policy, source.
 
     Examples:
 
       dreamgym data stats trajectories
 
-      dreamgym data stats trajectories --json
+      dreamgym data stats builtin:alfworld --json
     """
     with _reading(path) as on_read:
         counted = stats(path, on_read=on_read)
@@ -84,7 +82,7 @@ def show_stats(path: Source, as_json: AsJson = False) -> None:
 def validate(
     path: Source,
     limit: Annotated[int, typer.Option(help="Problems to list; all are counted.", min=1)] = 20,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Check every row, and that no id occurs twice; exit code 3 if not so.
 
@@ -107,9 +105,9 @@ def validate(
     told = [str(problem) for problem in problems[:limit]]
     tables = [screen.table(f"checked {path}", "valid rows", "problems", rows=[(valid, len(problems))])]
     if problems:
-        tables.append(screen.table(f"the first {len(told)} problems", "problem"))
-        for problem in told:
-            tables[-1].add_row(_visible(problem))
+        tables.append(
+            screen.table(f"the first {len(told)} problems", "problem", rows=[[each] for each in told])
+        )
     result = {"valid": valid, "problem_count": len(problems), "problems": told}
     screen.show(result, tables, as_json=as_json)
     if problems:
@@ -123,7 +121,7 @@ def export(
     format: Annotated[str, typer.Option(help="messages, atif or parquet.")],  # noqa: A002
     out: Annotated[Path, typer.Option(help="File to write; for lines, .gz and .xz compress.")],
     id: Annotated[str | None, typer.Option(help="Only the trajectory with this id.")] = None,  # noqa: A002
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Write trajectories as chat messages, ATIF 1.7 or Parquet.
 
@@ -144,6 +142,24 @@ def export(
         written = formats.export(chosen, out, format=format)
     result = {"out": str(out), "format": format, "trajectories": written, "bytes": out.stat().st_size}
     table = screen.table(f"exported to {out}", *result, rows=[list(result.values())])
+    screen.show(result, table, as_json=as_json)
+
+
+@app.command("pack")
+@screen.command
+def pack_trajectories(
+    path: Source,
+    out: Annotated[Path, typer.Option(help="File to write, ending in .jsonl.xz.")],
+    as_json: Json = False,
+) -> None:
+    """Pack trajectories into one compressed file, sorted by id.
+
+    Examples:
+
+      dreamgym data pack trajectories --out trajectories.jsonl.xz
+    """
+    result = {"out": str(out), "trajectories": pack(path, out), "bytes": out.stat().st_size}
+    table = screen.table(f"packed into {out}", *result, rows=[list(result.values())])
     screen.show(result, table, as_json=as_json)
 
 
@@ -168,15 +184,15 @@ def _find(path: Path, identity: str | None, index: int) -> Trajectory:
 
 def _episode(trajectory: Trajectory) -> Group:
     task, provenance = trajectory.task, trajectory.provenance
-    head = _visible(task.instruction, "bold")
+    head = screen.visible(task.instruction, "bold")
     about = [task.environment, task.split, task.family, provenance.source, provenance.policy]
-    head.append("\n").append_text(_visible(" · ".join(filter(None, about)), "dim"))
-    top = Panel(head, title=_visible(trajectory.id), title_align="left")
+    head.append("\n").append_text(screen.visible(" · ".join(filter(None, about)), "dim"))
+    top = Panel(head, title=screen.visible(trajectory.id), title_align="left")
     parts: list[Panel | Text] = [top, _state(trajectory.start)]
     for number, transition in enumerate(trajectory.transitions, 1):
         if transition.thought:
-            parts.append(_visible(f"  ({transition.thought})", "italic dim"))
-        parts.append(_visible(f"{number:3d} > {transition.action}", "bold cyan"))
+            parts.append(screen.visible(f"  ({transition.thought})", "italic dim"))
+        parts.append(screen.visible(f"{number:3d} > {transition.action}", "bold cyan"))
         if transition.outcome.reward:
             parts.append(Text(f"      reward {transition.outcome.reward:g}", style="green"))
         parts.append(_state(transition.outcome.next_state))
@@ -185,7 +201,7 @@ def _episode(trajectory: Trajectory) -> Group:
 
 
 def _state(state: State) -> Text:
-    text = _visible(state.text)
+    text = screen.visible(state.text)
     if state.admissible_actions is not None:
         text.append(f"\n[{len(state.admissible_actions)} admissible actions]", style="dim")
     return text
@@ -200,17 +216,9 @@ def _ending(trajectory: Trajectory) -> str:
     return f"{end}, {verdict}, reward {trajectory.total_reward:g} in {len(trajectory)} steps"
 
 
-def _visible(text: str, style: str = "") -> Text:
-    """Text from outside as it is, but unable to steer the terminal."""
-    shown = "".join(
-        letter if letter.isprintable() or letter in "\n\t" else f"\\x{ord(letter):02x}" for letter in text
-    )
-    return Text(shown, style=style)
-
-
 def _stats_row(kind: str, name: str, tally: Tally) -> list[Text]:
     counts = [tally.episodes, f"{tally.success_rate:.1%}", tally.transitions, f"{tally.mean_steps:.1f}"]
-    return [_visible(str(cell)) for cell in (kind, name, *counts)]
+    return [screen.visible(str(cell)) for cell in (kind, name, *counts)]
 
 
 def _largest(tallies: Any) -> list[tuple[str, Tally]]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym.cli import screen
+from dreamgym.cli.options import Json
 from dreamgym.errors import DataError
 from dreamgym.replay.formats import Defaults, detect, find_format
 from dreamgym.replay.offline import TrajectoryWriter, encode_trajectory
@@ -48,7 +49,7 @@ def ingest(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count bad records instead of stopping.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Turn chat messages, ATIF or OpenTelemetry GenAI spans into trajectories.
 

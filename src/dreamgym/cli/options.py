@@ -9,12 +9,31 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym.config import Config, load_config
+from dreamgym.errors import ConfigError
+from dreamgym.replay.builtin import dataset_path
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; flags win over it")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="any setting, e.g. --set replay.k=8")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved configuration and stop")]
+
+
+def _source(text: str) -> Path:
+    try:
+        return dataset_path(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Source = Annotated[
+    Path,
+    typer.Argument(
+        parser=_source,
+        metavar="PATH",
+        help="A directory of trajectories, a file of them, or builtin:alfworld, which is shipped.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document instead of a table")]
 
 

@@ -24,6 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from dreamgym.config import config_json
 from dreamgym.errors import DreamGymError
@@ -45,7 +46,10 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except DreamGymError as error:
-            err.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
+            err.print(
+                Text("error: ", style="bold red").append_text(visible(str(error), "not bold default")),
+                soft_wrap=True,
+            )
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             err.print("interrupted; what was acknowledged is on disk, run the same command again to go on")
@@ -87,13 +91,16 @@ def table(title: str, *columns: str, rows: Sequence[Sequence[object]] = ()) -> T
     for column in columns:
         made.add_column(column)
     for row in rows:
-        made.add_row(*(_escape(str(cell)) for cell in row))
+        made.add_row(*(visible(str(cell)) for cell in row))
     return made
 
 
-def _escape(text: str) -> str:
-    """Rich would read ``[x]`` as markup; text from outside is shown as it is."""
-    return text.replace("[", r"\[")
+def visible(text: str, style: str = "") -> Text:
+    """Text from outside as it is: not read as markup, and unable to steer the terminal."""
+    shown = "".join(
+        letter if letter.isprintable() or letter in "\n\t" else f"\\x{ord(letter):02x}" for letter in text
+    )
+    return Text(shown, style=style)
 
 
 def show_config(config: BaseModel) -> None:

@@ -103,11 +103,14 @@ class EngineProcess:
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             status = await self.aclose()
             raise EpisodeFailedError(
-                FailureKind.CRASHED, f"the engine died at {request.get('do')!r} (exit status {status}): {error}"
+                FailureKind.CRASHED,
+                f"the engine died at {request.get('do')!r} (exit status {status}): {error}",
             ) from None
         if "error" in reply:
             await self.aclose()
-            raise EpisodeFailedError(FailureKind.CRASHED, f"the engine raised:\n{reply['error']['traceback']}")
+            raise EpisodeFailedError(
+                FailureKind.CRASHED, f"the engine raised:\n{reply['error']['traceback']}"
+            )
         return dict(reply["reply"])
 
     async def aclose(self) -> int | None:
@@ -154,7 +157,9 @@ class _Host:
                     raise DreamGymError(f"the engine {target} could not be loaded:\n{problem}")
         except (TimeoutError, ConnectionError) as error:
             host.close()
-            raise DreamGymError(f"the engine {target} was not ready within {seconds:g} s: {error!r}") from None
+            raise DreamGymError(
+                f"the engine {target} was not ready within {seconds:g} s: {error!r}"
+            ) from None
         except BaseException:
             host.close()
             raise

@@ -31,7 +31,7 @@ _PATTERNS = ("expert", "expert:NAME", "mix", "noisy:SHARE", "random")
 
 
 class RandomPolicy:
-    """Picks among the admissible actions, each equally likely; now and then one that no longer makes sense."""
+    """Picks among the admissible actions, each equally likely; now and then one that no longer is."""
 
     name = "random"
 

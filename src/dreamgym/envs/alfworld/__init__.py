@@ -24,7 +24,9 @@ from dreamgym.types import Outcome, State, Task, WorldSheet
 class AlfworldOptions(Section):
     """Options of the ALFWorld environment."""
 
-    data: Path | None = Field(None, description="folder of official games; default: ALFWORLD_DATA, else generated")
+    data: Path | None = Field(
+        None, description="folder of official games; default: ALFWORLD_DATA, else generated"
+    )
     horizon: int = Field(50, ge=1, description="actions after which an episode is truncated")
     wording: Literal["as_is", "current"] = Field(
         "as_is", description="official games: their own grammar, or the one the wheel ships"
@@ -40,13 +42,15 @@ class AlfworldFactory:
     name = "alfworld"
 
     def __init__(self, options: AlfworldOptions) -> None:
-        from dreamgym.envs.alfworld.games import GameSource, GeneratedGames, OfficialGames
+        from dreamgym.envs.alfworld.games import GameSource, GeneratedGames, OfficialGames, official_folder
 
         self._options = options
         cache = options.cache or cache_folder()
-        data = options.data or (Path(os.environ["ALFWORLD_DATA"]) if os.environ.get("ALFWORLD_DATA") else None)
+        data = options.data or official_folder()
         self._source: GameSource = (
-            OfficialGames.at(data) if data else GeneratedGames(cache / "alfworld" / "games-1", options.horizon)
+            OfficialGames.at(data)
+            if data
+            else GeneratedGames(cache / "alfworld" / "games-1", options.horizon)
         )
         self._engines = Engines(
             "dreamgym.envs.alfworld.engine:Engine",
@@ -104,7 +108,9 @@ class AlfworldEnvironment:
 
     async def start(self) -> State:
         if self._engine is not None or self._over != "has not started":
-            raise EpisodeOverError("an environment is one episode: make a new one instead of starting it again")
+            raise EpisodeOverError(
+                "an environment is one episode: make a new one instead of starting it again"
+            )
         self._over = "is starting"
         self._engine = await self._engines.open()
         reply = await self._ask(

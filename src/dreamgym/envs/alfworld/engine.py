@@ -102,7 +102,9 @@ class Engine:
         """The expert must have followed every step; what it has not seen yet, it sees now, in order."""
         if self._expert_at_work is None:
             assert self._goal is not None
-            self._expert_at_work = HandcodedExpert(self._goal, Random(0))  # the dice with which the game was proven
+            self._expert_at_work = HandcodedExpert(
+                self._goal, Random(0)
+            )  # the dice with which the game was proven
         for feedback, admissible, facts, last_action in self._unseen:
             named = list(map(self._game._get_human_readable_fact, facts))
             self._wish = self._expert_at_work.follow(feedback, admissible, named, last_action)
@@ -208,11 +210,15 @@ def _game_class() -> type[Any]:
             action = pddl_logic.textworld.logic.Action(name=kind, preconditions=[], postconditions=[])
             action.id = identity
             action.mapping = {
-                pddl_logic.Placeholder(p.name.strip("?"), p.type_name): pddl_logic.Variable(argument, p.type_name)
+                pddl_logic.Placeholder(p.name.strip("?"), p.type_name): pddl_logic.Variable(
+                    argument, p.type_name
+                )
                 for p, argument in zip(state._actions[kind].parameters, arguments, strict=False)
             }
             action.feedback_rule = self._logic.actions[kind].feedback_rule
-            action.command_template = grammar.derive(self._logic.actions[kind].template, self._context(action))
+            action.command_template = grammar.derive(
+                self._logic.actions[kind].template, self._context(action)
+            )
             command = action.format_command({key: info.name for key, info in self._entity_infos.items()})
             if set(_ASKED.findall(self._logic.actions[kind].template)) <= _CONSTANT:
                 self._worded[name] = action, command

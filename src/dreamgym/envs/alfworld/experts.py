@@ -18,14 +18,16 @@ _MOVE = re.compile(r"^move (.+?) to (.+)$")
 
 
 class HandcodedExpert:
-    """Follows an episode from its start and says what to do next. Raises nothing: at its wits' end it guesses."""
+    """Follows an episode from its start and says what to do next. At its wits' end it guesses."""
 
     def __init__(self, goal: Mapping[str, Any], rng: Random, *, max_steps: int = 500) -> None:
         from alfworld.agents.expert import handcoded_expert, handcoded_expert_tw
         from alfworld.gen import constants
 
         handcoded_expert.random = rng  # the expert draws from the module; an episode must not share its dice
-        parameters = {key: value.lower() if value in constants.OBJECTS else value for key, value in goal.items()}
+        parameters = {
+            key: value.lower() if value in constants.OBJECTS else value for key, value in goal.items()
+        }
         self._policy = handcoded_expert_tw.HandCodedTWAgent().get_task_policy(parameters)(
             parameters, max_steps=max_steps
         )
@@ -33,19 +35,16 @@ class HandcodedExpert:
 
     def follow(self, feedback: str, admissible: list[str], facts: Any, last_action: str | None) -> str:
         """Take note of what `last_action` (None at the start) led to and choose the next action."""
-        state = {
-            "feedback": feedback,
-            "admissible_commands": [_current_wording(action) for action in admissible],
-            "facts": facts,
-        }
+        commands = [_current_wording(action) for action in admissible]
+        state = {"feedback": feedback, "admissible_commands": commands, "facts": facts}
         last = "look" if last_action is None else _MOVE.sub(r"put \1 in/on \2", last_action)
         try:
             wish = self._policy.act(state, last)
         except (NameError, IndexError, KeyError, ValueError):  # its own time-out and failure are NameErrors
             wish = None
-        if wish == last_action or wish not in state["admissible_commands"]:
+        if wish == last_action or wish not in commands:
             return self._rng.choice(admissible)
-        return admissible[state["admissible_commands"].index(wish)]
+        return admissible[commands.index(wish)]
 
 
 def _current_wording(action: str) -> str:

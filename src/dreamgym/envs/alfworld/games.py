@@ -7,10 +7,11 @@ generated ones by (split, seed, index, attempt), from which the file is written 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -44,7 +45,7 @@ class GameSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OfficialGames:
-    """A folder in the benchmark's own layout: ``[json_2.1.1/]SPLIT/TASK/TRIAL/{game.tw-pddl,traj_data.json}``."""
+    """A folder in the benchmark's layout: ``[json_2.1.1/]SPLIT/TASK/TRIAL/{game.tw-pddl,traj_data.json}``."""
 
     folder: Path
 
@@ -121,18 +122,21 @@ class GeneratedGames:
 
     folder: Path
     horizon: int
+    known: dict[tuple[str, int, int], Task] = field(default_factory=dict)
+    """Tasks already listed, because callers ask for growing prefixes."""
 
     @property
     def splits(self) -> tuple[str, ...]:
         return SPLITS
 
     async def tasks(self, split: str, count: int | None, seed: int, prove: Prove) -> Sequence[Task]:
-        import asyncio
-
         check_split(split, SPLITS)
         if count is None:
             raise ConfigError("generated ALFWorld games have no end: say how many tasks you want (count)")
-        return await asyncio.gather(*(self._proven(split, seed, index, prove) for index in range(count)))
+        new = [index for index in range(count) if (split, seed, index) not in self.known]
+        for task in await asyncio.gather(*(self._proven(split, seed, index, prove) for index in new)):
+            self.known[split, seed, int(str(task.parameters["index"]))] = task
+        return [self.known[split, seed, index] for index in range(count)]
 
     async def _proven(self, split: str, seed: int, index: int, prove: Prove) -> Task:
         record = self.folder / split / str(seed) / f"{index:06d}.json"
@@ -176,6 +180,19 @@ class GeneratedGames:
             self.game_file(_generated_task(generate_game("train", 0, index, 0), "train", 0, index, 0))
             for index in (0, 1, 2, 3)
         ]
+
+
+def official_folder() -> Path | None:
+    """The folder that ``ALFWORLD_DATA`` names.
+
+    Importing `alfworld` sets the variable to a default of its own, which nobody meant while it is empty.
+    """
+    given = os.environ.get("ALFWORLD_DATA")
+    if not given:
+        return None
+    folder = Path(given).expanduser()
+    its_default = Path("~/.cache/alfworld").expanduser()
+    return None if folder == its_default and not any(folder.glob("json_2.1.*")) else folder
 
 
 def check_split(split: str, splits: Sequence[str]) -> None:

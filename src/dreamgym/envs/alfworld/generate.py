@@ -1,4 +1,4 @@
-"""Writes new household games from the benchmark's own parts: rooms, affordances, goals; only placement is drawn.
+"""Writes new household games from the benchmark's own rooms, affordances and goals; placement is drawn.
 
 A game is fixed by (split, seed, index, attempt). Families take turns by index, so any prefix is balanced.
 Whether the expert can solve it is not decided here: `AlfworldFactory.tasks` proves it and asks for the next
@@ -75,7 +75,8 @@ def generate_game(split: str, seed: int, index: int, attempt: int) -> GeneratedG
     numbers = [
         number
         for number, kind in room_numbers().items()
-        if (number in UNSEEN_ROOMS) == (split == "valid_unseen") and kind in affordances().family_rooms[family]
+        if (number in UNSEEN_ROOMS) == (split == "valid_unseen")
+        and kind in affordances().family_rooms[family]
     ]
     while True:
         place = room(rng.choice(numbers))
@@ -124,7 +125,8 @@ def possible_goals(family: str, place: Room) -> list[Goal]:
         Goal(family=family, object_class=name, receptacle_class=stand)
         for name in objects
         for stand in sorted(stands)
-        if name in tables.contains[stand] and stand != _STATION.get(family)
+        if name in tables.contains[stand]
+        and stand != _STATION.get(family)
         # Something must be able to lie elsewhere, or the game would be won before it starts.
         and any(name in tables.contains[other] for other in stands - {stand})
     ]
@@ -147,7 +149,8 @@ def _placement(rng: Random, place: Room, goal: Goal) -> list[tuple[str, str]]:
         stands = [
             key
             for key, kind, _ in place.receptacles
-            if name in tables.contains[kind] and not (name == goal.object_class and kind == goal.receptacle_class)
+            if name in tables.contains[kind]
+            and not (name == goal.object_class and kind == goal.receptacle_class)
         ]
         if stands:
             placed.append((name, rng.choice(stands)))
@@ -161,8 +164,12 @@ def _placement(rng: Random, place: Room, goal: Goal) -> list[tuple[str, str]]:
 def _problem(place: Room, placed: Sequence[tuple[str, str]], rng: Random, goal: str) -> str:
     tables = affordances()
     objects = [
-        # The pose in the identifier orders things of one class; drawn, so that numbers tell nothing of places.
-        (f"{name}_bar__plus_{rng.randrange(100):02d}_dot_{rng.randrange(100):02d}_bar_{number:02d}", name, stand)
+        # The pose in the identifier orders things of one class: drawn, so numbers tell nothing of places.
+        (
+            f"{name}_bar__plus_{rng.randrange(100):02d}_dot_{rng.randrange(100):02d}_bar_{number:02d}",
+            name,
+            stand,
+        )
         for number, (name, stand) in enumerate(placed)
     ]
     location_of = {key: at for key, _, at in place.receptacles}

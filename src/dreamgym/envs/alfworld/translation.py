@@ -88,7 +88,9 @@ def _as_task(stored: dict[str, Any]) -> Any:
 
     return SimpleNamespace(
         actions=[
-            SimpleNamespace(name=name, parameters=[SimpleNamespace(name=p, type_name=t) for p, t in parameters])
+            SimpleNamespace(
+                name=name, parameters=[SimpleNamespace(name=p, type_name=t) for p, t in parameters]
+            )
             for name, parameters in stored["actions"]
         ],
         types=[SimpleNamespace(name=name, supertype_names=parents) for name, parents in stored["types"]],

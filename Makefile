@@ -1,0 +1,46 @@
+# Two commands matter: `make quickstart` and `make test`. Both set up what they need, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+.PHONY: help setup quickstart test lint types unit bench clean
+
+help:
+	@echo "make quickstart   set up, then run the main job on the embedded default"
+	@echo "make test         set up, then lint, type check and run every test"
+	@echo "make bench        print the benchmarks (quick settings)"
+	@echo "make clean        remove $(VENV) and what tools left behind"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV): about a minute, plus several minutes the first time, when pip compiles"
+	@echo "== ALFWorld's planner (fast-downward) and its game interpreter (jericho) with your C++ compiler"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "pip" "setuptools" "wheel"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[test]"
+	@touch $@
+	@echo "== set up"
+
+quickstart: setup
+	@$(BIN)/dreamgym quickstart
+
+test: lint types unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/pytest
+
+bench: setup
+	$(BIN)/python benchmarks/engines.py --quick
+	$(BIN)/python benchmarks/replay.py --quick
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,33 @@
+"""What the tests share: a cache of their own, and real data where it happens to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Games and translations of this session; never those of the user who runs the tests."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = {name: os.environ.pop(name, None) for name in ("DREAMGYM_CACHE", "ALFWORLD_DATA")}
+    os.environ["DREAMGYM_CACHE"] = str(folder)
+    yield folder
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """A folder of real benchmark data beside the repository; tests that want it are skipped without."""
+    folder = Path(os.environ.get("DREAMGYM_REAL_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("no real benchmark data beside the repository (DREAMGYM_REAL_DATA)")
+    return folder
