@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import batched
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +13,291 @@ import typer
 
 from dreamgym.cli import screen
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
-from dreamgym.errors import ConfigError, DataError
-from dreamgym.replay.buffer import BufferStats, ReplayBuffer
+from dreamgym.config import ReplayConfig
+from dreamgym.errors import ConfigError
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.embed import make_embedder
 from dreamgym.replay.log import records
 from dreamgym.replay.offline import read_trajectories, shards
-from dreamgym.types import Demonstration, RetrievalFilter, Source, Trajectory
+from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
+from dreamgym.types import Source as SourceName
+
+app = typer.Typer(
+    no_args_is_help=True, help="Keep experience so that it survives, and find what resembles the present."
+)
+
+TRAJECTORIES_AT_ONCE = 64
+
+Store = Annotated[str, typer.Argument(help="A file, or postgresql://… for a shared buffer.", metavar="STORE")]
+EmbedderName = Annotated[
+    str | None,
+    typer.Option("--embedder", help="lexical, sentence:PATH_OR_NAME or endpoint:MODEL@URL."),
+]
+Capacity = Annotated[
+    int | None,
+    typer.Option(help="Rows to keep; the oldest synthetic ones go first.", min=1, show_default=False),
+]
+
+
+@app.command("build")
+@screen.command
+def build(
+    paths: Annotated[
+        list[str],
+        typer.Argument(help="Directories or files of trajectories, or builtin:alfworld.", metavar="PATH…"),
+    ],
+    *,
+    store: Annotated[
+        str | None, typer.Option(help="File to fill, or postgresql://…; made if absent.", show_default=False)
+    ] = None,
+    embedder: EmbedderName = None,
+    capacity: Capacity = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count bad rows instead of stopping at the first.")
+    ] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Store trajectories in a replay buffer.
+
+    What is stored already is skipped, so the same command goes on after an
+    interruption and adds what is new after more was collected.
+
+    Examples:
+
+      dreamgym buffer build trajectories --store replay.sqlite
+
+      dreamgym buffer build builtin:alfworld more/ --store replay.sqlite
+
+      dreamgym buffer build trajectories --store postgresql://me@db/experience
+    """
+    flags = {"replay.store": store, "replay.embedder": embedder, "replay.capacity": capacity}
+    settings = resolve(config, overrides, flags).replay
+    sources = [dataset_path(path) for path in paths]
+    with _open(settings.store, settings, embedder=settings.embedder, create=True) as buffer:
+        result = asyncio.run(_fill(buffer, sources, skip_bad=skip_bad))
+        result |= {"store": settings.store, "rows": buffer.stats().rows}
+    table = screen.table(f"stored in {settings.store}", *result, rows=[list(result.values())])
+    screen.show(result, table, as_json=as_json)
+
+
+@app.command("stats")
+@screen.command
+def show_stats(
+    store: Store,
+    *,
+    recall: Annotated[
+        bool, typer.Option("--recall", help="Measure how much of the exact answer searches find.")
+    ] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Count what a buffer holds, by environment and source.
+
+    Examples:
+
+      dreamgym buffer stats replay.sqlite
+
+      dreamgym buffer stats replay.sqlite --recall --set replay.index=approximate
+    """
+    settings = resolve(config, overrides, {}).replay
+    with _open(store, settings, embedder=None, create=False) as buffer:
+        result = asdict(buffer.stats())
+        if recall:
+            result["recall_at_8"] = asyncio.run(buffer.recall())
+    about = {name: result[name] for name in ("rows", "real", "synthetic", "embedder", "size_bytes")}
+    if recall:
+        about["recall_at_8"] = f"{result['recall_at_8']:.4f}"
+    holdings = [
+        (*each.values(), result["index"].get(f"{each['environment']}/{each['source']}", "by the server"))
+        for each in result["holdings"]
+    ]
+    tables = [
+        screen.table(store, *about, rows=[list(about.values())]),
+        screen.table("holdings", *("environment", "source", "rows", "trajectories", "search"), rows=holdings),
+    ]
+    screen.show(result, tables, as_json=as_json)
+
+
+@app.command("search")
+@screen.command
+def search(
+    store: Store,
+    *,
+    state: Annotated[str, typer.Option(help="What the agent sees.")],
+    action: Annotated[str, typer.Option(help="What it is about to do.")] = "",
+    k: Annotated[int | None, typer.Option("--k", help="How many to find.", min=1, show_default=False)] = None,
+    environment: Annotated[
+        str | None, typer.Option("--env", help="Environment; may be left out if there is only one.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Only real or only synthetic experience.")] = None,
+    max_synthetic: Annotated[int | None, typer.Option(help="At most so many synthetic ones.", min=0)] = None,
+    exclude_trajectory: Annotated[str | None, typer.Option(help="Leave out this trajectory.")] = None,
+    exclude_task: Annotated[str | None, typer.Option(help="Leave out this task.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Smallest total reward of a trajectory.")] = None,
+    embedder: EmbedderName = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Find the transitions nearest to a state and an action.
+
+    Examples:
+
+      dreamgym buffer search replay.sqlite --state "You see a closed fridge 1." --action "open fridge 1"
+
+      dreamgym buffer search replay.sqlite --state "a desk 1" --source real --min-reward 1 --k 8 --json
+    """
+    flags = {"replay.k": k, "replay.embedder": embedder, "replay.max_synthetic": max_synthetic}
+    settings = resolve(config, overrides, flags).replay
+    with _open(store, settings, embedder=settings.embedder, create=False) as buffer:
+        filters = RetrievalFilter(
+            environment=environment or _only_environment(buffer),
+            source=_source(source),
+            max_synthetic=settings.max_synthetic,
+            exclude_trajectory=exclude_trajectory,
+            exclude_task=exclude_task,
+            min_reward=min_reward,
+        )
+        found = asyncio.run(buffer.search(state, action, k=settings.k, filters=filters))
+    table = screen.table(
+        f"the {len(found)} nearest in {store}",
+        *("similarity", "id", "task", "source", "state", "action", "next state", "reward"),
+        rows=[_row(each) for each in found],
+    )
+    screen.show([asdict(each) for each in found], table, as_json=as_json)
+
+
+@app.command("compact")
+@screen.command
+def compact(
+    store: Store,
+    *,
+    embedder: EmbedderName = None,
+    capacity: Capacity = None,
+    as_json: Json = False,
+) -> None:
+    """Give unused space back; with --embedder, make new keys first.
+
+    New keys are put in place all at once when the last one is made. If it is
+    interrupted, the old ones stay and the same command goes on.
+
+    Examples:
+
+      dreamgym buffer compact replay.sqlite
+
+      dreamgym buffer compact replay.sqlite --capacity 100000
+
+      dreamgym buffer compact replay.sqlite --embedder sentence:all-MiniLM-L6-v2
+    """
+    with ReplayBuffer.open(store, embedder=None, index="exact", capacity=capacity) as buffer:
+        before = buffer.stats()
+        reembedded = asyncio.run(_reembed(buffer, embedder)) if embedder else False
+        asyncio.run(buffer.compact())
+        after = buffer.stats()
+    result = {
+        "store": store,
+        "rows": after.rows,
+        "evicted": before.rows - after.rows,
+        "bytes_before": before.size_bytes,
+        "bytes_after": after.size_bytes,
+        "embedder": after.embedder,
+        "reembedded": reembedded,
+    }
+    screen.show(result, screen.table("compacted", *result, rows=[list(result.values())]), as_json=as_json)
+
+
+def _open(store: str, settings: ReplayConfig, *, embedder: str | None, create: bool) -> ReplayBuffer:
+    return ReplayBuffer.open(
+        store,
+        embedder=embedder,
+        index=settings.index,
+        exact_limit=settings.exact_limit,
+        capacity=settings.capacity,
+        create=create,
+    )
+
+
+async def _fill(buffer: ReplayBuffer, sources: list[Path], *, skip_bad: bool) -> dict[str, Any]:
+    """Add every trajectory that is not stored yet, many at a time so that they share disk syncs."""
+    bad: list[str] = []
+    counts = {"trajectories": 0, "new_rows": 0, "known_rows": 0}
+    size = sum(file.stat().st_size for source in sources for file in shards(source))
+    with screen.progress() as bar:
+        work = bar.add_task("storing", total=size, note="bytes")
+        for source in sources:
+            found = read_trajectories(
+                source,
+                on_bad=(lambda problem: bad.append(str(problem))) if skip_bad else None,
+                on_read=lambda step: bar.advance(work, step),
+            )
+            for group in _groups(found):
+                rows = sum(len(trajectory) for trajectory in group)
+                new = await _add_unknown(buffer, group)
+                counts["trajectories"] += len(group)
+                counts["new_rows"] += new
+                counts["known_rows"] += rows - new
+    for problem in bad:
+        screen.err.print(problem, markup=False, soft_wrap=True)
+    return counts | ({"bad_rows": len(bad)} if skip_bad else {})
+
+
+async def _add_unknown(buffer: ReplayBuffer, group: list[Trajectory]) -> int:
+    """Only rows that are not stored are embedded: with a sentence model that is where the time goes."""
+    known = await buffer.known([trajectory.id for trajectory in group])
+    additions = [
+        buffer.add([row for row in records(each) if row.position not in known.get(each.id, ())])
+        for each in group
+    ]
+    return sum(await asyncio.gather(*additions))
+
+
+def _groups(trajectories: Iterator[Trajectory]) -> Iterator[list[Trajectory]]:
+    while group := list(islice(trajectories, TRAJECTORIES_AT_ONCE)):
+        yield group
+
+
+async def _reembed(buffer: ReplayBuffer, name: str) -> bool:
+    chosen = make_embedder(name)
+    about = buffer.stats()
+    if chosen.identity == about.embedder:
+        return False
+    with screen.progress() as bar:
+        work = bar.add_task("embedding", total=about.rows, note="rows")
+        await buffer.reembed(chosen, on_progress=lambda done: bar.update(work, completed=done))
+    return True
+
+
+def _only_environment(buffer: ReplayBuffer) -> str:
+    names = sorted({holding.environment for holding in buffer.stats().holdings})
+    if len(names) != 1:
+        raise ConfigError(f"expected --env, since the buffer holds {len(names)} environments: {names}")
+    return names[0]
+
+
+def _source(name: str | None) -> SourceName | None:
+    choices: dict[str | None, SourceName | None] = {None: None, "real": "real", "synthetic": "synthetic"}
+    if name not in choices:
+        raise ConfigError(f"expected --source real or synthetic, got {name!r}")
+    return choices[name]
+
+
+def _row(found: Demonstration) -> list[object]:
+    outcome = found.transition.outcome
+    return [
+        f"{found.similarity:.3f}",
+        found.transition_id,
+        found.task_id,
+        found.provenance.source,
+        _short(found.transition.state.text),
+        found.transition.action,
+        _short(outcome.next_state.text),
+        f"{outcome.reward:g}",
+    ]
+
+
+def _short(text: str, characters: int = 120) -> str:
+    return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -1,0 +1,314 @@
+"""The replay buffer: all experience, real and synthetic, durable and searchable by (state, action).
+
+A durable log is the only truth; a nearest view follows it and can be thrown away. Two threads of its own do
+the work: one commits whatever is waiting to be added with a single disk sync, one answers whatever is waiting
+to be searched with a single matrix product. `add` returns when the rows are on disk *and* in the view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+
+from dreamgym.errors import ConfigError, DataError, StoreError
+from dreamgym.protocols import Embedder, Keys
+from dreamgym.replay.embed import make_embedder
+from dreamgym.replay.encode import check_addition
+from dreamgym.replay.gather import Gatherer
+from dreamgym.replay.index import IndexKind, MemoryView, NearestView
+from dreamgym.replay.log import Addition, Holding, Record, TransitionLog, records
+from dreamgym.replay.sqlite import SqliteLog
+from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
+
+_REEMBED_ROWS: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferStats:
+    """What a replay buffer holds."""
+
+    store: str
+    embedder: str
+    dimension: int
+    rows: int
+    real: int
+    synthetic: int
+    holdings: tuple[Holding, ...]
+    size_bytes: int
+    capacity: int | None
+    index: dict[str, str]
+    """How each environment and source is searched."""
+    repaired: str | None
+    """What opening had to repair after a crash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    keys: Keys
+    k: int
+    filters: Sequence[RetrievalFilter]
+    embedder: str
+
+
+class ReplayBuffer:
+    """Stores transitions and finds those that resemble a (state, action): a `Retriever` that grows.
+
+    Open it with `ReplayBuffer.open`. Every method may be called from any thread and event loop.
+    """
+
+    def __init__(
+        self, log: TransitionLog, view: NearestView, embedder: Embedder | None, *, capacity: int | None = None
+    ) -> None:
+        self._log = log
+        self._view = view
+        self._embedder = embedder
+        self._capacity = capacity
+        self._learn_identity()
+        self._view.follow(log)
+        self._writer = Gatherer[Addition, int](f"{log.name} (writing)", self._commit)
+        self._searcher = Gatherer[_Search, list[list[Demonstration]]](f"{log.name} (searching)", self._answer)
+
+    @classmethod
+    def open(
+        cls,
+        store: str | Path,
+        *,
+        embedder: Embedder | str | None = "lexical",
+        index: IndexKind = "auto",
+        exact_limit: int = 300_000,
+        capacity: int | None = None,
+        create: bool = True,
+    ) -> Self:
+        """Open a store, or create it.
+
+        Args:
+            store: a file, or ``postgresql://…`` for a server with pgvector.
+            embedder: the embedder or its name in the configuration; None opens an existing store whatever
+                made its keys, to look at it or to re-embed it.
+            index: how the view searches; `auto` is exact up to `exact_limit` rows of one environment and
+                source, and approximate above.
+            capacity: rows kept; beyond it the oldest synthetic rows go, and real ones only when none is left.
+            create: False to refuse a store that does not exist.
+
+        Raises:
+            StoreError: the store is locked, damaged, or was made by another embedder.
+        """
+        if capacity is not None and capacity < 1:
+            raise ConfigError(f"expected a capacity of at least 1 row, got {capacity}")
+        chosen = make_embedder(embedder) if isinstance(embedder, str) else embedder
+        log, view = _open(str(store), chosen, create=create, index=index, exact_limit=exact_limit)
+        try:
+            return cls(log, view, chosen, capacity=capacity)
+        except BaseException:
+            view.close()
+            log.close()
+            raise
+
+    @property
+    def repaired(self) -> str | None:
+        """What opening had to repair after a crash, or None."""
+        return self._log.repaired
+
+    async def embed(self, pairs: Sequence[tuple[str, str]]) -> Keys:
+        """Keys of (state text, action) pairs: compute them once, search with them, pass them to `add`."""
+        if self._embedder is None:
+            raise ConfigError(
+                f"{self._log.name}: opened without an embedder, which is enough to look at it; "
+                f"open it with the one that made its keys, {self._identity!r}"
+            )
+        return await self._embedder.embed(pairs)
+
+    async def add(self, experience: Trajectory | Sequence[Record], *, keys: Keys | None = None) -> int:
+        """Store a trajectory, or single records; returns once they are durable and can be found.
+
+        Rows whose id is stored already are left as they are, so adding again after a failure is harmless.
+        If the call is cancelled, the rows are stored either all or not at all.
+
+        Args:
+            keys: one per row, if they were computed already.
+
+        Returns:
+            How many rows were new.
+
+        Raises:
+            StoreError: nothing of this call was stored, and why.
+            DataError: the rows cannot be stored.
+        """
+        rows = records(experience) if isinstance(experience, Trajectory) else tuple(experience)
+        if not rows:
+            return 0
+        if keys is None:
+            keys = await self.embed([(row.transition.state.text, row.transition.action) for row in rows])
+        identity, dimension = self._identity, self._dimension
+        check_addition(rows, keys, dimension)
+        addition = Addition(records=rows, keys=np.array(keys, np.float32), embedder=identity)
+        return await asyncio.wrap_future(self._writer.submit(addition))
+
+    async def nearest(
+        self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter]
+    ) -> list[list[Demonstration]]:
+        """See `Retriever`. Calls that wait at the same time are answered together."""
+        if keys.shape != (len(filters), self._dimension):
+            raise DataError(f"expected keys of shape {(len(filters), self._dimension)}, got {keys.shape}")
+        if k < 1:
+            raise DataError(f"expected k of at least 1, got {k}")
+        if not filters:
+            return []
+        search = _Search(keys=np.array(keys, np.float32), k=k, filters=filters, embedder=self._identity)
+        return await asyncio.wrap_future(self._searcher.submit(search))
+
+    async def search(
+        self, state: str, action: str, *, k: int = 4, filters: RetrievalFilter
+    ) -> list[Demonstration]:
+        """The k nearest to one (state text, action)."""
+        return (await self.nearest(await self.embed([(state, action)]), k=k, filters=[filters]))[0]
+
+    async def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
+        """The stored positions of these trajectories: what need not be embedded and added again."""
+        return await asyncio.to_thread(self._log.known, trajectory_ids)
+
+    async def recall(self, *, sample: int = 64, k: int = 8) -> float:
+        """Share of the exact k nearest that searches find; 1.0 unless something is searched approximately."""
+        return await asyncio.to_thread(self._view.recall, sample=sample, k=k)
+
+    def stats(self) -> BufferStats:
+        self._view.follow(self._log)
+        status = self._log.status()
+        return BufferStats(
+            store=self._log.name,
+            embedder=status.embedder,
+            dimension=status.dimension,
+            rows=sum(status.rows.values()),
+            real=status.rows["real"],
+            synthetic=status.rows["synthetic"],
+            holdings=tuple(self._log.holdings()),
+            size_bytes=self._log.size_bytes(),
+            capacity=self._capacity,
+            index=self._view.describe(),
+            repaired=self._log.repaired,
+        )
+
+    async def compact(self) -> tuple[int, int]:
+        """Evict down to the capacity and give unused space back; returns bytes before and after."""
+        before = self._log.size_bytes()
+        await asyncio.to_thread(self._log.append, [], capacity=self._capacity)
+        await asyncio.to_thread(self._log.compact)
+        return before, self._log.size_bytes()
+
+    async def reembed(self, embedder: Embedder, *, on_progress: Callable[[int], None] | None = None) -> None:
+        """Make new keys for every row, then switch to them at once.
+
+        Until the switch nothing changes for anybody. If it is interrupted, the same call goes on where it
+        stopped.
+
+        Args:
+            on_progress: called with the number of rows done.
+        """
+        await asyncio.to_thread(self._log.rekey_start, embedder.identity, embedder.dimension)
+        done = 0
+        while True:
+            rows = await asyncio.to_thread(self._log.rekey_next, _REEMBED_ROWS)
+            if not rows and await asyncio.to_thread(self._log.rekey_finish):
+                break
+            keys = await embedder.embed([(state, action) for _, state, action in rows])
+            await asyncio.to_thread(self._log.rekey_put, [seq for seq, *_ in rows], keys)
+            done += len(rows)
+            if on_progress is not None:
+                on_progress(done)
+        self._embedder = embedder
+        self._learn_identity()
+        await asyncio.to_thread(self._view.follow, self._log)
+
+    def close(self) -> None:
+        """Finish what was handed over, then let go of the store."""
+        self._writer.close()
+        self._searcher.close()
+        self._view.close()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _learn_identity(self) -> None:
+        status = self._log.status()
+        self._identity, self._dimension = status.embedder, status.dimension
+
+    def _commit(self, additions: Sequence[Addition]) -> list[int | Exception]:
+        results = self._log.append(additions, capacity=self._capacity)
+        self._view.follow(self._log)
+        return list(results)
+
+    def _answer(self, searches: Sequence[_Search]) -> list[list[list[Demonstration]] | Exception]:
+        self._view.follow(self._log)
+        current = [search for search in searches if search.embedder == self._identity]
+        answers = iter(self._demonstrations(current))
+        stale = StoreError(
+            f"{self._log.name}: re-embedded meanwhile; make the key again and repeat the search"
+        )
+        return [next(answers) if search.embedder == self._identity else stale for search in searches]
+
+    def _demonstrations(self, searches: Sequence[_Search]) -> list[list[list[Demonstration]]]:
+        if not searches:
+            return []
+        keys = np.concatenate([search.keys for search in searches])
+        filters = [each for search in searches for each in search.filters]
+        found = self._view.search(keys, k=max(search.k for search in searches), filters=filters)
+        rows = self._log.get(sorted({seq for hits in found for _, seq in hits}))
+        hits_of_key = iter(found)
+        return [
+            [
+                # A row may be evicted between the search and the reading: it is left out.
+                [_demonstration(rows[seq], similarity) for similarity, seq in hits[: search.k] if seq in rows]
+                for hits in islice(hits_of_key, len(search.filters))
+            ]
+            for search in searches
+        ]
+
+
+def _open(
+    store: str, embedder: Embedder | None, *, create: bool, index: IndexKind, exact_limit: int
+) -> tuple[TransitionLog, NearestView]:
+    identity, dimension = (embedder.identity, embedder.dimension) if embedder else (None, None)
+    if not store.startswith(("postgresql://", "postgres://")):
+        view = MemoryView(index=index, exact_limit=exact_limit)
+        return SqliteLog(Path(store), embedder=identity, dimension=dimension, create=create), view
+    from dreamgym.replay.pgsession import PostgresSession
+    from dreamgym.replay.pgvector import PgvectorView
+    from dreamgym.replay.postgres import PostgresLog
+
+    session = PostgresSession(store)
+    try:
+        log = PostgresLog(session, embedder=identity, dimension=dimension, create=create)
+        if index == "approximate":
+            return log, PgvectorView(session)
+        return log, MemoryView(index=index, exact_limit=exact_limit)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _demonstration(record: Record, similarity: float) -> Demonstration:
+    return Demonstration(
+        transition=record.transition,
+        similarity=similarity,
+        transition_id=record.id,
+        trajectory_id=record.trajectory_id,
+        task_id=record.task_id,
+        position=record.position,
+        provenance=record.provenance,
+    )
