@@ -46,13 +46,16 @@ class Engines:
         if self._loop is not loop:
             self.close()
             self._loop, self._places, self._starting = loop, asyncio.Semaphore(self._limit), asyncio.Lock()
+            # Engines only compute: more of them at work than there are cores would just take turns, and a
+            # time-out would measure the queue. The one extra covers for messages on their way.
+            self._work = asyncio.Semaphore((os.cpu_count() or 1) + 1)
         places = self._places
         await places.acquire()
         try:
             async with self._starting:
                 if self._host is None or not self._host.alive:
                     self._host = await _Host.start(self._target, self._arguments, self._start_timeout)
-                return await self._host.fork(places)
+                return await self._host.fork(places, self._work)
         except BaseException:
             places.release()
             raise
@@ -73,11 +76,13 @@ class EngineProcess:
         pid: int,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         places: asyncio.Semaphore,
+        work: asyncio.Semaphore,
     ) -> None:
         self._host = host
         self.pid = pid
         self._reader, self._writer = streams
         self._places: asyncio.Semaphore | None = places
+        self._work = work
 
     async def ask(self, request: Mapping[str, JsonValue], *, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109
         """Send one request and wait for its reply.
@@ -88,7 +93,7 @@ class EngineProcess:
         """
         data = json.dumps(request).encode()
         try:
-            async with asyncio.timeout(timeout):
+            async with self._work, asyncio.timeout(timeout):
                 self._writer.write(NUMBER.pack(len(data)) + data)
                 await self._writer.drain()
                 (size,) = NUMBER.unpack(await self._reader.readexactly(NUMBER.size))
@@ -165,7 +170,7 @@ class _Host:
             raise
         return host
 
-    async def fork(self, places: asyncio.Semaphore) -> EngineProcess:
+    async def fork(self, places: asyncio.Semaphore, work: asyncio.Semaphore) -> EngineProcess:
         near, far = socket.socketpair()
         try:
             async with self._turn:
@@ -176,7 +181,7 @@ class _Host:
             raise EpisodeFailedError(FailureKind.CRASHED, f"the engine host is gone: {error}") from None
         finally:
             far.close()
-        return EngineProcess(self, pid, await asyncio.open_connection(sock=near), places)
+        return EngineProcess(self, pid, await asyncio.open_connection(sock=near), places, work)
 
     async def end(self, pid: int) -> int | None:
         with contextlib.suppress(OSError):

@@ -1,0 +1,22 @@
+"""Runs the real `dreamgym` command in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+DREAMGYM = [sys.executable, "-m", "dreamgym"]
+
+
+def dreamgym(
+    *arguments: object, cwd: Path | None = None, seconds: float = 120
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DREAMGYM, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=seconds,
+        check=False,
+    )

@@ -1,0 +1,94 @@
+"""The command line as scripts and people meet it: help, JSON, exit codes, dry runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from command import dreamgym
+from dreamgym.cli import app
+
+COMMANDS = [
+    "quickstart", "collect", "ingest", "envs list", "envs describe", "envs check", "data show", "data stats",
+    "data validate", "data export", "data pack", "buffer build", "buffer stats", "buffer search",
+    "buffer compact",
+]  # fmt: skip
+
+
+def test_the_commands_are_these() -> None:
+    assert {command.name for command in app.registered_commands} == {"quickstart", "collect", "ingest"}
+    assert {group.name for group in app.registered_groups} == {"envs", "data", "buffer"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_teaches_by_example(command: str) -> None:
+    told = dreamgym(*command.split(), "--help")
+    assert told.returncode == 0, told.stderr
+    assert re.search(rf"dreamgym {command}\b", told.stdout.split("Usage:", 1)[1].split("\n", 1)[1]), (
+        told.stdout
+    )
+
+
+def test_the_front_page_shows_a_tour_and_the_exit_codes() -> None:
+    told = dreamgym("--help").stdout
+    assert "A first tour" in told
+    assert "130 interrupted" in told
+
+
+def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[collect]\nepisodes = 3\n", encoding="utf-8")
+    done = dreamgym(
+        *("collect", "--config", file, "--set", "replay.k=9", "--policy", "expert"),
+        *("--dry-run", "--out", tmp_path / "x"),
+    )
+    config = json.loads(done.stdout)
+    assert (config["collect"]["episodes"], config["replay"]["k"]) == (3, 9)
+    assert config["collect"]["policy"] == "expert"
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["collect", "--env", "alfwrld"], 2, "unknown environment 'alfwrld'; did you mean 'alfworld'?"),
+        (["collect", "--env", "textworld", "--policy", "exprt"], 2, "did you mean 'expert'?"),
+        (["collect", "--set", "collect.epsodes=1"], 2, "did you mean 'collect.episodes'?"),
+        (
+            ["collect", "--set", "environment.options.horizn=1"],
+            2,
+            "did you mean 'environment.options.horizon'?",
+        ),
+        (["collect", "--env", "textworld", "--split", "trian"], 2, "did you mean 'train'?"),
+        (["data", "stats", "nowhere"], 3, "found nothing"),
+        (["data", "stats", "builtin:alfwrld"], 2, "alfworld"),
+        (["buffer", "stats", "nowhere.sqlite"], 5, "nowhere.sqlite"),
+        (["envs", "describe", "textwrld"], 2, "did you mean 'textworld'?"),
+    ],
+)
+def test_what_goes_wrong_has_its_exit_code_and_says_what_to_do(
+    arguments: list[str], code: int, message: str, tmp_path: Path
+) -> None:
+    done = dreamgym(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_quickstart_collects_stores_retrieves_and_leaves_a_summary(tmp_path: Path) -> None:
+    first = dreamgym("quickstart", "--episodes", 6, "--out", tmp_path / "run", seconds=300)
+    assert first.returncode == 0, first.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["collect"]["episodes"] == 6
+    assert summary["buffer"]["rows"] > 30_000
+    assert summary["retrieve"]["success"]
+    assert summary["retrieve"]["mean_best_similarity"] > 0.5
+    assert "what the experience model would be shown" in first.stdout
+    again = dreamgym("quickstart", "--episodes", 6, "--out", tmp_path / "run", "--json", seconds=300)
+    told = json.loads(again.stdout)
+    assert told["collect"]["already_there"] == 6
+    assert told["buffer"]["rows"] == summary["buffer"]["rows"]
