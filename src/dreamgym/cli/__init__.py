@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from dreamgym.cli.buffer import app as buffer_app
 from dreamgym.cli.collect import collect_command
 from dreamgym.cli.data import app as data_app
 from dreamgym.cli.ingest import ingest
+from dreamgym.cli.quickstart import quickstart
 
 app = typer.Typer(
     name="dreamgym",
@@ -33,9 +35,11 @@ again.
 130 interrupted.
 """,
 )
+app.command("quickstart")(quickstart)
 app.command("collect")(collect_command)
 app.command("ingest")(ingest)
 app.add_typer(data_app, name="data")
+app.add_typer(buffer_app, name="buffer")
 
 
 def main() -> None:

@@ -76,9 +76,7 @@ def build(
     flags = {"replay.store": store, "replay.embedder": embedder, "replay.capacity": capacity}
     settings = resolve(config, overrides, flags).replay
     sources = [dataset_path(path) for path in paths]
-    with _open(settings.store, settings, embedder=settings.embedder, create=True) as buffer:
-        result = asyncio.run(_fill(buffer, sources, skip_bad=skip_bad))
-        result |= {"store": settings.store, "rows": buffer.stats().rows}
+    result = fill_buffer(sources, settings, skip_bad=skip_bad)
     table = screen.table(f"stored in {settings.store}", *result, rows=[list(result.values())])
     screen.show(result, table, as_json=as_json)
 
@@ -208,6 +206,13 @@ def compact(
         "reembedded": reembedded,
     }
     screen.show(result, screen.table("compacted", *result, rows=[list(result.values())]), as_json=as_json)
+
+
+def fill_buffer(sources: list[Path], settings: ReplayConfig, *, skip_bad: bool = False) -> dict[str, Any]:
+    """Store what is not stored yet, with a progress bar; returns the counts."""
+    with _open(settings.store, settings, embedder=settings.embedder, create=True) as buffer:
+        counts = asyncio.run(_fill(buffer, sources, skip_bad=skip_bad))
+        return counts | {"store": settings.store, "rows": buffer.stats().rows}
 
 
 def _open(store: str, settings: ReplayConfig, *, embedder: str | None, create: bool) -> ReplayBuffer:

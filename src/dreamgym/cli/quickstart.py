@@ -60,8 +60,7 @@ def quickstart(
 
     _say("2/3  storing them in the replay buffer, with the 1,500 trajectories that ship with the package")
     began = clock()
-    filled = asyncio.run(fill_buffer([builtin_dataset(), config.collect.out], config.replay))
-    result["buffer"] = filled
+    result["buffer"] = fill_buffer([builtin_dataset(), config.collect.out], config.replay)
     result["seconds"]["store"] = round(clock() - began, 1)
 
     _say("3/3  playing a game in an unseen room, and retrieving what resembles each step of it")
