@@ -47,7 +47,9 @@ class TextWorldOptions(Section):
         le=25,
         description="treasure: from 1 in 5 rooms, from 11 in 10 with doors, from 21 in 20 with locks",
     )
-    horizon: int = Field(50, ge=1, description="actions after which an episode is truncated")
+    horizon: int = Field(
+        30, ge=1, description="actions after which an episode is truncated; 60 for many ingredients"
+    )
 
 
 class TextWorldEpisode:

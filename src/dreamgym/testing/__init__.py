@@ -1,0 +1,10 @@
+"""What users need to test against DreamGym: a conformance checker for environments, and stand-ins.
+
+`check_environment` says whether an environment keeps the promises of `dreamgym.protocols.Environment`.
+`Corridor` is a small world that keeps them all, for tests that need some environment and not a certain one.
+"""
+
+from dreamgym.testing.checker import Check, CheckReport, check_environment
+from dreamgym.testing.corridor import Corridor, CorridorFactory
+
+__all__ = ["Check", "CheckReport", "Corridor", "CorridorFactory", "check_environment"]

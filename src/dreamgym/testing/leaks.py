@@ -1,0 +1,126 @@
+"""Plays many episodes and weighs the process before and after: memory, files, threads, tasks, children."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from dreamgym.testing.probe import NONSENSE, PromiseBroken, Subject, act, begin
+from dreamgym.types import Task
+
+_TOLERANCE = 1.10
+_SETTLING = 2.0
+"""Seconds that closed episodes have to let go of what they held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """What this process and its children hold at one moment."""
+
+    megabytes: float
+    files: int
+    threads: int
+    tasks: int
+    processes: int
+
+
+async def leaks_nothing(subject: Subject) -> str:
+    """The last weight against the one after warming up: within 10%, and three more of a countable thing."""
+    tasks = await subject.tasks()
+    played = 0
+    weights: list[Weight] = []
+    while played < subject.episodes:
+        wave = range(played, min(played + subject.concurrency, subject.episodes))
+        await asyncio.gather(*(_short_episode(subject, tasks[n % len(tasks)], n) for n in wave))
+        played = wave.stop
+        weights.append(await _settled(weights[-1] if weights else None))
+        subject.say(f"{played} of {subject.episodes} episodes, {weights[-1].megabytes:.0f} MB")
+    warm, last = weights[len(weights) // 3], weights[-1]
+    grown = [
+        f"{name} grew from {before:g} to {after:g}"
+        for name in ("megabytes", "files", "threads", "tasks", "processes")
+        if (after := getattr(last, name)) > _limit(name, before := getattr(warm, name))
+    ]
+    if grown:
+        raise PromiseBroken(f"over {played} episodes, {', '.join(grown)}")
+    if len(weights) < 3:
+        return f"{played} episodes are too few to tell: use at least {3 * subject.concurrency}"
+    return (
+        f"{played} episodes, {warm.megabytes:.0f} MB after warming up and {last.megabytes:.0f} MB at the end"
+    )
+
+
+def _limit(name: str, before: float) -> float:
+    return before * _TOLERANCE if name == "megabytes" else max(before * _TOLERANCE, before + 3)
+
+
+async def _short_episode(subject: Subject, task: Task, number: int) -> None:
+    """Start, act a little, close; most episodes of a training run are not left at their natural end."""
+    source = random.Random(number)
+    async with subject.episode(task) as environment:
+        state = await begin(environment)
+        for _ in range(number % 5):
+            outcome = await act(environment, source.choice(state.admissible_actions or (NONSENSE,)))
+            state = outcome.next_state
+            if outcome.over:
+                break
+
+
+async def _settled(before: Weight | None) -> Weight:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _SETTLING
+    while True:
+        gc.collect()
+        weight = _weigh()
+        calm = before is None or (weight.processes <= before.processes and weight.tasks <= before.tasks)
+        if calm or loop.time() > deadline:
+            return weight
+        await asyncio.sleep(0.05)
+
+
+def _weigh() -> Weight:
+    tasks = len(asyncio.all_tasks())
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return Weight(
+            megabytes=_own_megabytes(),
+            files=_own_files(),
+            threads=threading.active_count(),
+            tasks=tasks,
+            processes=0,
+        )
+    process = psutil.Process()
+    children = process.children(recursive=True)
+    memory = process.memory_info().rss
+    for child in children:
+        try:
+            memory += child.memory_info().rss
+        except psutil.Error:  # it has just ended
+            continue
+    return Weight(
+        megabytes=memory / 1e6,
+        files=process.num_fds() if hasattr(process, "num_fds") else process.num_handles(),
+        threads=process.num_threads(),
+        tasks=tasks,
+        processes=len(children),
+    )
+
+
+def _own_megabytes() -> float:
+    statistics = Path("/proc/self/statm")
+    if statistics.exists():
+        return int(statistics.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    import resource  # the peak, and in units that differ by platform: growth still shows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def _own_files() -> int:
+    folder = Path("/dev/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0

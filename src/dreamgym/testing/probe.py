@@ -1,0 +1,158 @@
+"""Plays an environment under examination: every answer is looked at, and no question waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dreamgym.errors import ConfigError
+from dreamgym.protocols import Environment, EnvironmentFactory, RevealingEnvironment
+from dreamgym.types import Outcome, State, Task
+
+PATIENCE = 300.0
+"""Seconds until a question counts as unanswered."""
+NONSENSE = "xyzzy plugh"
+_TASKS = 12
+
+T = TypeVar("T")
+
+
+class PromiseBroken(Exception):  # noqa: N818 - it is a finding about the environment, not an error of ours
+    """The environment did what it must not."""
+
+
+class DoesNotApply(Exception):  # noqa: N818
+    """This environment does not make the promise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """An episode as it went, to be compared with another of the same actions."""
+
+    task: Task
+    start: State
+    actions: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+
+
+class Subject:
+    """The environment under examination and how to play it."""
+
+    def __init__(self, factory: EnvironmentFactory, *, split: str, episodes: int, concurrency: int) -> None:
+        self.factory = factory
+        self.split = split
+        self.episodes = episodes
+        self.concurrency = concurrency
+        self.say: Callable[[str], None] = lambda detail: None
+        self._tasks: list[Task] = []
+
+    async def tasks(self) -> list[Task]:
+        if not self._tasks:
+            self._tasks = await self.list_tasks(_TASKS)
+        if not self._tasks:
+            raise PromiseBroken(f"split {self.split!r} holds no task")
+        return self._tasks
+
+    async def list_tasks(self, count: int) -> list[Task]:
+        try:
+            return list(await answered(self.factory.tasks(self.split, count)))
+        except ConfigError:  # fewer than that; a wrong split raises again
+            return list((await answered(self.factory.tasks(self.split)))[:count])
+
+    @asynccontextmanager
+    async def episode(self, task: Task) -> AsyncIterator[Environment]:
+        environment = self.factory.make(task, seed=0)
+        try:
+            yield environment
+        finally:
+            await answered(environment.aclose())
+
+    async def record(self, task: Task, *, steps: int, seed: int, expert: bool) -> Record:
+        """Play up to `steps` actions: the expert's where it is wanted and there is one, else random ones."""
+        source = random.Random(seed)
+        async with self.episode(task) as environment:
+            start = state = await begin(environment)
+            actions: list[str] = []
+            outcomes: list[Outcome] = []
+            while len(actions) < steps and not (outcomes and outcomes[-1].over):
+                if expert and isinstance(environment, RevealingEnvironment) and environment.experts:
+                    actions.append(await answered(environment.expert_action()))
+                else:
+                    actions.append(source.choice(state.admissible_actions or (NONSENSE, "look", "help")))
+                outcomes.append(await act(environment, actions[-1]))
+                state = outcomes[-1].next_state
+        return Record(task=task, start=start, actions=tuple(actions), outcomes=tuple(outcomes))
+
+    async def replay(self, record: Record, *, pause: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Play the same actions again, and complain about the first difference."""
+        async with self.episode(record.task) as environment:
+            compare(record, 0, record.start, await begin(environment))
+            for position, action in enumerate(record.actions):
+                if pause is not None:
+                    await pause()
+                compare(record, position + 1, record.outcomes[position], await act(environment, action))
+
+
+async def answered(question: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await question
+    except TimeoutError:
+        raise PromiseBroken(f"no answer within {PATIENCE:g} s") from None
+
+
+async def begin(environment: Environment) -> State:
+    state = await answered(environment.start())
+    _look_at(state, "start")
+    return state
+
+
+async def act(environment: Environment, action: str) -> Outcome:
+    outcome = await answered(environment.step(action))
+    if not isinstance(outcome, Outcome):
+        raise PromiseBroken(f"step({shown(action)}): expected an Outcome, got {outcome!r}")
+    _look_at(outcome.next_state, f"step({shown(action)})")
+    if not math.isfinite(outcome.reward):
+        raise PromiseBroken(f"step({shown(action)}): expected a finite reward, got {outcome.reward!r}")
+    return outcome
+
+
+def shown(text: str) -> str:
+    """A quoted text, short enough for one line."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def compare(record: Record, position: int, before: State | Outcome, now: State | Outcome) -> None:
+    if before == now:
+        return
+    old, new = _plain(before), _plain(now)
+    what = next((name for name in old if old[name] != new[name]), "")
+    raise PromiseBroken(
+        f"task {record.task.id!r}, after {position} actions {list(record.actions[:position])[-3:]}: "
+        f"{what} was {shown(str(old.get(what)))} and is now {shown(str(new.get(what)))}"
+    )
+
+
+def _plain(seen: State | Outcome) -> dict[str, object]:
+    if isinstance(seen, State):
+        return {"text": seen.text, "admissible actions": seen.admissible_actions}
+    flags: Sequence[str] = ("reward", "terminated", "truncated", "success")
+    return {**_plain(seen.next_state), **{name: getattr(seen, name) for name in flags}}
+
+
+def _look_at(state: State, where: str) -> None:
+    if not isinstance(state, State) or not isinstance(state.text, str) or not state.text.strip():
+        raise PromiseBroken(f"{where}: expected a State with some text, got {state!r}")
+    actions = state.admissible_actions
+    if actions is None:
+        return
+    if not all(isinstance(action, str) and action.strip() for action in actions):
+        raise PromiseBroken(f"{where}: expected admissible actions that are words, got {actions!r}")
+    if len(set(actions)) != len(actions):
+        twice = next(action for action in actions if actions.count(action) > 1)
+        raise PromiseBroken(f"{where}: the admissible action {twice!r} is listed twice")
