@@ -14,8 +14,8 @@ from dreamgym.testing.probe import NONSENSE, PromiseBroken, Subject, act, begin
 from dreamgym.types import Task
 
 _TOLERANCE = 1.10
-_SETTLING = 2.0
-"""Seconds that closed episodes have to let go of what they held."""
+_SETTLING = 60
+"""Twentieths of a second that closed episodes have at most to let go of what they held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ async def leaks_nothing(subject: Subject) -> str:
         wave = range(played, min(played + subject.concurrency, subject.episodes))
         await asyncio.gather(*(_short_episode(subject, tasks[n % len(tasks)], n) for n in wave))
         played = wave.stop
-        weights.append(await _settled(weights[-1] if weights else None))
+        weights.append(await _settled())
         subject.say(f"{played} of {subject.episodes} episodes, {weights[-1].megabytes:.0f} MB")
     warm, last = weights[len(weights) // 3], weights[-1]
     grown = [
@@ -71,16 +71,16 @@ async def _short_episode(subject: Subject, task: Task, number: int) -> None:
                 break
 
 
-async def _settled(before: Weight | None) -> Weight:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _SETTLING
-    while True:
+async def _settled() -> Weight:
+    """The weight once nothing is being let go any more."""
+    weight = _weigh()
+    for _ in range(_SETTLING):
         gc.collect()
-        weight = _weigh()
-        calm = before is None or (weight.processes <= before.processes and weight.tasks <= before.tasks)
-        if calm or loop.time() > deadline:
-            return weight
         await asyncio.sleep(0.05)
+        before, weight = weight, _weigh()
+        if (weight.processes, weight.tasks, weight.files) >= (before.processes, before.tasks, before.files):
+            break
+    return weight
 
 
 def _weigh() -> Weight:
