@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -33,10 +34,11 @@ class Corridors(CorridorFactory):
 
 
 class Moody(Corridor):
+    moods = itertools.count()
+
     async def step(self, action: str) -> Outcome:
         outcome = await super().step(action)
-        mood = random.choice(["Fine.", "Alas.", "Hm."])
-        return replace(outcome, next_state=replace(outcome.next_state, text=mood))
+        return replace(outcome, next_state=replace(outcome.next_state, text=f"Mood {next(Moody.moods)}."))
 
 
 class Undead(Corridor):
