@@ -9,6 +9,7 @@ make: a knowledge base that is parsed once, and a way to follow a walkthrough wi
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Annotated, Any, Literal, TypeAlias
@@ -149,9 +150,10 @@ def make_game(settings: GameSettings) -> Any:
         options = generators.options()
         options.seeds = settings.seed + attempt * _NEXT_TRY
         try:
-            if isinstance(settings, CookingGame):
-                return generators.cooking(_cooking_arguments(settings), options)
-            return generators.treasure({"level": settings.level}, options)
+            with warnings.catch_warnings(action="ignore"):  # of names running out and adjectives added
+                if isinstance(settings, CookingGame):
+                    return generators.cooking(_cooking_arguments(settings), options)
+                return generators.treasure({"level": settings.level}, options)
         except generators.no_quest:
             continue
     raise EpisodeFailedError(FailureKind.INVALID_TASK, f"no quest fits the map of {settings.id!r}")

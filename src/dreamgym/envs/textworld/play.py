@@ -74,7 +74,8 @@ class Playthrough:
         meal = None if self._why_no_meal() else f"make/recipe/{len(self._scene.recipe)}"
         self._meanings: dict[str, tuple[str, Any]] = {}
         """The action as it is written and as the engine knows it, by its letters in lower case."""
-        for action in self._progress.valid_actions:
+        # Of two rules for one command the one that asks for more is meant, as in the compiled game.
+        for action in sorted(self._progress.valid_actions, key=lambda action: len(action.preconditions)):
             if not action.name.startswith("make/recipe/") or action.name == meal:
                 command = action.format_command(self._names)
                 self._meanings[command.lower()] = command, action
@@ -89,13 +90,12 @@ class Playthrough:
             return INVALID
         if self._names[scene.room] != "kitchen":
             return "Can only prepare meal in the kitchen."
-        if any(scene.holder.get(food) != "I" for food, _ in scene.recipe):
-            return "You still miss something."
-        for treatment, answer in ((COOKING, "cooked"), (CUTTING, "cut")):
-            if any(
-                (scene.marks[food] ^ scene.marks[wanted]) & set(treatment) for food, wanted in scene.recipe
-            ):
-                return f"Something still needs to be {answer}."
+        for food, wanted in sorted(scene.recipe, key=lambda pair: pair[1]):
+            if scene.holder.get(food) != "I":
+                return "You still miss something."
+            for treatment, needed in ((COOKING, "cooked"), (CUTTING, "cut")):
+                if (scene.marks[food] ^ scene.marks[wanted]) & treatment:
+                    return f"Something still needs to be {needed}."
         return None
 
     def _judge(self) -> None:
@@ -112,7 +112,7 @@ class Playthrough:
         if kind.startswith("go/"):
             return self._scene.look()
         if kind.startswith("make/"):
-            return "You prepare the meal. You are carrying it."
+            return "Adding the meal to your inventory."
         told = f"You {action.format_command(self._named)}."
         thing = action.command_template.partition("{")[2].partition("}")[0]
         if kind == "open/c":

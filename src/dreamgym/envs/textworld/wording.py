@@ -13,8 +13,8 @@ from typing import Any
 
 from dreamgym.types import Fact
 
-COOKING = ("fried", "roasted", "grilled")
-CUTTING = ("chopped", "sliced", "diced")
+COOKING = frozenset({"fried", "roasted", "grilled"})
+CUTTING = frozenset({"chopped", "sliced", "diced"})
 
 _DIRECTIONS = {"north_of": ("north", "south"), "west_of": ("west", "east")}
 """A relation of two rooms, and the ways from the second to the first and back."""
@@ -101,11 +101,10 @@ class Scene:
     def condition(self, thing: str) -> list[str]:
         """The marks of a thing that one can see, in the order they are said."""
         marks = self.marks[thing]
-        told = [mark for mark in (*_OPENNESS, *CUTTING) if mark in marks]
-        if "burned" in marks:
-            return [*told, "burned"]
-        raw = marks & {"raw", "needs_cooking"} and not marks & set(COOKING)
-        return [*told, "raw"] if raw else told + [mark for mark in COOKING if mark in marks]
+        told = [*(mark for mark in _OPENNESS if mark in marks), *(marks & CUTTING)]
+        # Like the compiled game, which calls raw only what cannot be eaten so.
+        heated = marks & {"burned"} or marks & COOKING or ({"raw"} if "needs_cooking" in marks else set())
+        return [*told, *heated]
 
     def _ways(self) -> list[str]:
         sentences, free = [], []
@@ -148,7 +147,7 @@ def facts_told(infos: Any, facts: Iterable[Any]) -> list[Fact]:
             (str(fact.name), *({"P": "player", "I": "player"}.get(each) or scene.name(each) for each in ids))
         )
     for food, ingredient in scene.recipe:
-        wanted = scene.marks[ingredient] & {*COOKING, *CUTTING}
+        wanted = scene.marks[ingredient] & (COOKING | CUTTING)
         told.update(("recipe", scene.name(food), mark) for mark in wanted or {"as it is"})
     return sorted(told)
 
