@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from dreamgym.testing.probe import NONSENSE, PromiseBroken, Subject, act, begin
+from dreamgym.testing.probe import NONSENSE, DoesNotApply, PromiseBroken, Subject, act, begin
 from dreamgym.types import Task
 
 _TOLERANCE = 1.10
@@ -49,7 +49,7 @@ async def leaks_nothing(subject: Subject) -> str:
     if grown:
         raise PromiseBroken(f"over {played} episodes, {', '.join(grown)}")
     if len(weights) < 3:
-        return f"{played} episodes are too few to tell: use at least {3 * subject.concurrency}"
+        raise DoesNotApply(f"{played} episodes are too few to tell: use at least {3 * subject.concurrency}")
     return (
         f"{played} episodes, {warm.megabytes:.0f} MB after warming up and {last.megabytes:.0f} MB at the end"
     )
