@@ -73,9 +73,9 @@ async def _short_episode(subject: Subject, task: Task, number: int) -> None:
 
 async def _settled() -> Weight:
     """The weight once nothing is being let go any more."""
+    gc.collect()
     weight = _weigh()
     for _ in range(_SETTLING):
-        gc.collect()
         await asyncio.sleep(0.05)
         before, weight = weight, _weigh()
         if (weight.processes, weight.tasks, weight.files) >= (before.processes, before.tasks, before.files):
