@@ -61,7 +61,7 @@ async def test_the_expert_wins_and_the_random_policy_does_not(family: str) -> No
     worlds = factory(family=family)
     by_chance = []
     for split in worlds.splits:
-        tasks = list(await worlds.tasks(split, 10))
+        tasks = list(await worlds.tasks(split, 8))
         assert {(task.family, task.split) for task in tasks} == {(family, split)}
         assert await success(worlds, tasks, "expert") == 1
         by_chance.append(await success(worlds, tasks, "random"))
