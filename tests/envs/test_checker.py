@@ -156,7 +156,7 @@ class MemoryEater(Corridor):
     eaten: list[bytes] = []  # noqa: RUF012 - being shared is the fault
 
     async def start(self) -> State:
-        MemoryEater.eaten.append(b"x" * 2_000_000)
+        MemoryEater.eaten.append(b"x" * 4_000_000)
         return await super().start()
 
 
@@ -237,7 +237,7 @@ async def test_a_broken_world_is_found_out(kind: type[Corridor], expected: set[s
 @pytest.mark.parametrize("kind", [MemoryEater, FileHoarder, TaskHoarder])
 async def test_a_world_that_keeps_what_it_should_let_go_is_found_out(kind: type[Corridor]) -> None:
     try:
-        assert broken(await checked(Corridors(kind), episodes=120)) == {LEAKS}
+        assert broken(await checked(Corridors(kind), episodes=72)) == {LEAKS}
     finally:
         MemoryEater.eaten.clear()
         while FileHoarder.held:
