@@ -7,6 +7,7 @@ import typer
 from dreamgym.cli.buffer import app as buffer_app
 from dreamgym.cli.collect import collect_command
 from dreamgym.cli.data import app as data_app
+from dreamgym.cli.envs import app as envs_app
 from dreamgym.cli.ingest import ingest
 from dreamgym.cli.quickstart import quickstart
 
@@ -38,6 +39,7 @@ again.
 app.command("quickstart")(quickstart)
 app.command("collect")(collect_command)
 app.command("ingest")(ingest)
+app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")
 

@@ -32,7 +32,7 @@ from dreamgym.types import Demonstration, RetrievalFilter, RolloutFailure, Traje
 def quickstart(
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/quickstart"),
     episodes: Annotated[int, typer.Option(help="real episodes to record", min=1)] = 40,
-    seed: Annotated[int, typer.Option(help="chooses games and policies")] = 0,
+    seed: Annotated[int, typer.Option(help="chooses games and policies; 0 made the shipped ones")] = 1,
     as_json: Json = False,
 ) -> None:
     """Collect, store, retrieve: see what works, in about a minute.
@@ -130,9 +130,7 @@ def _retrieval_tables(
             for transition, nearest in zip(trajectory.transitions, found, strict=True)
         ],
     )
-    shown = max(
-        range(len(found)), key=lambda number: len(trajectory.transitions[number].outcome.next_state.text)
-    )
+    shown = min(range(len(found)), key=lambda number: found[number][0].similarity)
     transition = trajectory.transitions[shown]
     demonstrations = screen.table(
         f"what the experience model would be shown for {transition.action!r}",
