@@ -103,9 +103,8 @@ def show_stats(
     """
     settings = resolve(config, overrides, {}).replay
     with _open(store, settings, embedder=None, create=False) as buffer:
-        result = asdict(buffer.stats())
-        if recall:
-            result["recall_at_8"] = asyncio.run(buffer.recall())
+        measured = {"recall_at_8": asyncio.run(buffer.recall())} if recall else {}
+        result = asdict(buffer.stats()) | measured
     about = {name: result[name] for name in ("rows", "real", "synthetic", "embedder", "size_bytes")}
     if recall:
         about["recall_at_8"] = f"{result['recall_at_8']:.4f}"
@@ -163,7 +162,7 @@ def search(
         found = asyncio.run(buffer.search(state, action, k=settings.k, filters=filters))
     table = screen.table(
         f"the {len(found)} nearest in {store}",
-        *("similarity", "id", "task", "source", "state", "action", "next state", "reward"),
+        *("similarity", "from", "transition"),
         rows=[_row(each) for each in found],
     )
     screen.show([asdict(each) for each in found], table, as_json=as_json)
@@ -290,18 +289,15 @@ def _source(name: str | None) -> SourceName | None:
     return choices[name]
 
 
-def _row(found: Demonstration) -> list[object]:
+def _row(found: Demonstration) -> tuple[str, str, str]:
     outcome = found.transition.outcome
-    return [
-        f"{found.similarity:.3f}",
-        found.transition_id,
-        found.task_id,
-        found.provenance.source,
+    origin = f"{found.transition_id}\n{found.provenance.source}, task {found.task_id}"
+    lines = (
         _short(found.transition.state.text),
-        found.transition.action,
-        _short(outcome.next_state.text),
-        f"{outcome.reward:g}",
-    ]
+        f"> {found.transition.action}",
+        _short(outcome.next_state.text) + (f" (reward {outcome.reward:g})" if outcome.reward else ""),
+    )
+    return f"{found.similarity:.3f}", origin, "\n".join(lines)
 
 
 def _short(text: str, characters: int = 120) -> str:

@@ -8,6 +8,7 @@ hold yet are scanned exactly, so a search never waits for it and never misses fr
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from itertools import islice
@@ -40,6 +41,9 @@ _ROWS_AT_ONCE: Final = 128
 """Rows added under one lock: some 50 ms during which searches wait."""
 _MOST_EXCLUDED: Final = 256
 """Rows a query may exclude: that many more keys are asked for, which costs; beyond it, a scan is cheaper."""
+
+
+logger = logging.getLogger("dreamgym.replay")
 
 
 def load_faiss() -> Any:
@@ -254,6 +258,15 @@ class GraphBuilder:
             self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._keep_up()
+        except Exception:
+            logger.exception("graphs are no longer extended; fresh rows are scanned exactly")
+        with self._work:
+            self._closed = True
+            self._work.notify_all()
+
+    def _keep_up(self) -> None:
         while not self._closed:
             with self._work:
                 graphs = list(self._graphs)

@@ -87,9 +87,27 @@ class MemoryView:
                 self._generation = status.generation
             if status.last_seq > self._cursor:
                 self._read(log, status.last_seq)
-                self._grow_graphs()
             for (_, source), partition in self._partitions.items():
                 partition.evict(status.floors["real" if source == "real" else "synthetic"])
+
+    def apply(self, chunk: Chunk) -> None:
+        """Take in the next rows of the log."""
+        places = list(zip(chunk.environments, chunk.sources, strict=True))
+        trajectories = _codes(chunk.trajectories)
+        tasks = _codes(chunk.tasks)
+        for place in dict.fromkeys(places):
+            rows = np.array([each == place for each in places])
+            partition = self._partitions.get(place)
+            if partition is None:
+                partition = self._partitions[place] = Partition(chunk.keys.shape[1])
+            partition.append(
+                seqs=chunk.seqs[rows],
+                keys=chunk.keys[rows],
+                trajectories=trajectories[rows],
+                tasks=tasks[rows],
+                rewards=chunk.rewards[rows],
+            )
+        self._grow_graphs()
 
     def search(self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter]) -> list[list[Hit]]:
         hits: list[list[Hit]] = [[] for _ in filters]
@@ -139,27 +157,10 @@ class MemoryView:
     def _read(self, log: TransitionLog, last_seq: int) -> None:
         while self._cursor < last_seq:
             chunk = log.scan(self._cursor)
-            self._apply(chunk)
+            self.apply(chunk)
             newest = int(chunk.seqs[-1]) if len(chunk.seqs) else 0
             # The last rows may be evicted already: a short chunk means that nothing is left to read.
             self._cursor = newest if len(chunk.seqs) == CHUNK_ROWS else max(newest, last_seq)
-
-    def _apply(self, chunk: Chunk) -> None:
-        places = list(zip(chunk.environments, chunk.sources, strict=True))
-        trajectories = _codes(chunk.trajectories)
-        tasks = _codes(chunk.tasks)
-        for place in dict.fromkeys(places):
-            rows = np.array([each == place for each in places])
-            partition = self._partitions.get(place)
-            if partition is None:
-                partition = self._partitions[place] = Partition(chunk.keys.shape[1])
-            partition.append(
-                seqs=chunk.seqs[rows],
-                keys=chunk.keys[rows],
-                trajectories=trajectories[rows],
-                tasks=tasks[rows],
-                rewards=chunk.rewards[rows],
-            )
 
     def _grow_graphs(self) -> None:
         for place, partition in self._partitions.items():

@@ -155,7 +155,7 @@ class Partition:
         for number, block in enumerate(blocks):
             ordinal = base + number * BLOCK_ROWS
             spans.append(Span(block, max(first - ordinal, 0), min(last - ordinal, BLOCK_ROWS), ordinal))
-        return [span for span in spans if len(span) > 0]
+        return [span for span in spans if span.stop > span.start]
 
     def search(self, queries: Queries, k: int) -> list[list[Hit]]:
         """The k best live rows for each query, by similarity and then by age."""
@@ -239,6 +239,8 @@ class _Race:
 
     def enter(self, span: Span) -> None:
         scores, rows = self._score(span)
+        if not len(scores):
+            return
         groups = scores.reshape(-1, self._groups, len(self._queries))
         maxima = groups.max(axis=0)
         # Every maximum is a different row, so the k-th best of them bounds the k-th best row from below.
@@ -253,6 +255,8 @@ class _Race:
         self._found.append(_Found(query=query[pick], ordinal=ordinal, score=members[layer, pick]))
 
     def finish(self, spans: Sequence[Span]) -> list[list[Hit]]:
+        if not self._found:
+            return [[] for _ in range(len(self._queries))]
         found = _Found(
             query=np.concatenate([part.query for part in self._found]),
             ordinal=np.concatenate([part.ordinal for part in self._found]),

@@ -56,6 +56,7 @@ class PostgresSession:
         self.reading = threading.RLock()
         self._writing = threading.RLock()
         self._connections: dict[str, psycopg.Connection[Any]] = {}
+        self._reached = False
 
     def read(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         """Run `work` in a transaction that sees one unchanging picture of the store."""
@@ -92,7 +93,8 @@ class PostgresSession:
             except self._psycopg.Error as error:
                 known = self._connections.get(role)
                 lost = isinstance(error, self._psycopg.OperationalError) and (known is None or known.closed)
-                if not lost or attempt + 1 == _ATTEMPTS:
+                # A server that never answered is a wrong address; one that did may be back in a moment.
+                if not (lost and self._reached) or attempt + 1 == _ATTEMPTS:
                     raise self._explained(error) from error
                 self._connections.pop(role, None)
                 time.sleep(0.1 * 2**attempt)
@@ -107,6 +109,7 @@ class PostgresSession:
 
     def _connect(self) -> psycopg.Connection[Any]:
         db = self._psycopg.connect(self._address, application_name="dreamgym", connect_timeout=10)
+        self._reached = True
         db.autocommit = True  # transactions are opened where they are meant
         db.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
         db.execute("SET synchronous_commit = on")

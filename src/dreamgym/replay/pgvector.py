@@ -31,8 +31,9 @@ _SPARE: Final = 8
 class PgvectorView:
     """Searches on the server; building the index may take minutes on a large store."""
 
-    def __init__(self, session: PostgresSession) -> None:
+    def __init__(self, session: PostgresSession, *, few_rows: int = FEW_ROWS) -> None:
         self._session = session
+        self._few_rows = few_rows
         self._generation = 0
 
     def follow(self, log: TransitionLog) -> None:
@@ -82,7 +83,9 @@ class PgvectorView:
                     [
                         hit
                         for source in SOURCES
-                        for hit in _hits(db, key, each, source, limit_of(each, source, k), exact=exact)
+                        for hit in self._hits(
+                            db, key, each, source=source, limit=limit_of(each, source, k), exact=exact
+                        )
                     ],
                     k,
                 )
@@ -90,6 +93,38 @@ class PgvectorView:
             ]
 
         return self._session.read(work)
+
+    def _hits(
+        self,
+        db: psycopg.Connection[Any],
+        key: Keys,
+        filters: RetrievalFilter,
+        *,
+        source: Source,
+        limit: int,
+        exact: bool,
+    ) -> list[Hit]:
+        if limit == 0:
+            return []
+        where, values = _conditions(filters, source)
+        if not exact:
+            survivors = db.execute(
+                f"SELECT count(*) FROM (SELECT 1 FROM replay_keys WHERE {where} LIMIT %(few)s + 1) AS few",
+                {**values, "few": self._few_rows},
+            ).fetchone()
+            exact = survivors is not None and survivors[0] <= self._few_rows
+        # The sum hides the distance from the index: rows are then compared one by one.
+        order = "(key <=> %(key)s) + 0, seq" if exact else "key <=> %(key)s"
+        rows = db.execute(
+            f"SELECT seq, key FROM replay_keys WHERE {where} ORDER BY {order} LIMIT %(limit)s",
+            {**values, "key": HalfVector(round_keys(key)), "limit": limit + _SPARE},
+            binary=True,
+        ).fetchall()
+        if not rows:
+            return []
+        stored = half_vectors([raw for _, raw in rows], len(key)).astype(np.float64)
+        scores = np.minimum((stored * key).sum(axis=1), 1.0).tolist()
+        return best_of([(score, seq) for score, (seq, _) in zip(scores, rows, strict=True)], limit)
 
 
 def _ensure_index(db: psycopg.Connection[Any]) -> None:
@@ -103,38 +138,6 @@ def _ensure_index(db: psycopg.Connection[Any]) -> None:
             "CREATE INDEX ON replay_keys USING hnsw (key halfvec_cosine_ops)"
             " WITH (m = 16, ef_construction = 100)"
         )
-
-
-def _hits(
-    db: psycopg.Connection[Any],
-    key: Keys,
-    filters: RetrievalFilter,
-    source: Source,
-    limit: int,
-    *,
-    exact: bool,
-) -> list[Hit]:
-    if limit == 0:
-        return []
-    where, values = _conditions(filters, source)
-    if not exact:
-        survivors = db.execute(
-            f"SELECT count(*) FROM (SELECT 1 FROM replay_keys WHERE {where} LIMIT {FEW_ROWS + 1}) AS few",
-            values,
-        ).fetchone()
-        exact = survivors is not None and survivors[0] <= FEW_ROWS
-    # The sum hides the distance from the index: rows are then compared one by one.
-    order = "(key <=> %(key)s) + 0, seq" if exact else "key <=> %(key)s"
-    rows = db.execute(
-        f"SELECT seq, key FROM replay_keys WHERE {where} ORDER BY {order} LIMIT %(limit)s",
-        {**values, "key": HalfVector(round_keys(key)), "limit": limit + _SPARE},
-        binary=True,
-    ).fetchall()
-    if not rows:
-        return []
-    stored = half_vectors([raw for _, raw in rows], len(key)).astype(np.float64)
-    scores = np.minimum((stored * key).sum(axis=1), 1.0).tolist()
-    return best_of([(score, seq) for score, (seq, _) in zip(scores, rows, strict=True)], limit)
 
 
 def _conditions(filters: RetrievalFilter, source: Source) -> tuple[str, dict[str, Any]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,19 +21,11 @@ import numpy as np
 
 from dreamgym.errors import DreamGymError, StoreError
 from dreamgym.protocols import Keys
+from dreamgym.replay import sqlite_tables as tables
 from dreamgym.replay.durable import sync_directory
-from dreamgym.replay.encode import (
-    AppendPlan,
-    KnownTrajectory,
-    decode_payload,
-    decode_record,
-    plan_append,
-    restore_keys,
-    round_keys,
-)
+from dreamgym.replay.encode import decode_payload, decode_record, plan_append, restore_keys, round_keys
 from dreamgym.replay.log import (
     CHUNK_ROWS,
-    EVICTION_ORDER,
     SCHEMA_VERSION,
     Addition,
     Chunk,
@@ -48,51 +41,7 @@ APPLICATION_ID: Final = 0x44474D52
 PAGE_SIZE: Final = 16384
 """Rows of a kilobyte or two pack badly into SQLite's default of 4096 (4.2 kB a row instead of 2.4)."""
 
-_SCHEMA: Final = """
-CREATE TABLE store (
-    only INTEGER PRIMARY KEY CHECK (only = 1),
-    embedder TEXT NOT NULL, dimension INTEGER NOT NULL, generation INTEGER NOT NULL DEFAULT 1,
-    last_seq INTEGER NOT NULL DEFAULT 0,
-    real_rows INTEGER NOT NULL DEFAULT 0, synthetic_rows INTEGER NOT NULL DEFAULT 0,
-    real_floor INTEGER NOT NULL DEFAULT 0, synthetic_floor INTEGER NOT NULL DEFAULT 0,
-    next_embedder TEXT, next_dimension INTEGER
-);
-CREATE TABLE trajectories (
-    code INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, environment TEXT NOT NULL, source TEXT NOT NULL,
-    task TEXT NOT NULL, reward REAL NOT NULL, details TEXT NOT NULL
-);
-CREATE TABLE transitions (
-    seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, position INTEGER NOT NULL, payload BLOB NOT NULL,
-    UNIQUE (trajectory, position)
-);
-CREATE TABLE keys (seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, key BLOB NOT NULL);
-"""
-"""Keys lie apart from payloads: opening a buffer then reads a third of the file, and re-embedding rewrites
-one table."""
-
-_NEXT_KEYS: Final = (
-    "CREATE TABLE next_keys (seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, key BLOB NOT NULL)"
-)
-"""Holds the keys of another embedder until every row has one."""
-
-log = logging.getLogger("dreamgym.replay")
-
-_RESULTS: Final = """
-SELECT t.seq, t.position, t.payload, j.id, j.environment, j.task, j.reward, j.details
-FROM transitions t JOIN trajectories j ON j.code = t.trajectory
-WHERE t.seq IN (SELECT value FROM json_each(?))
-"""
-
-_SCAN: Final = """
-SELECT k.seq, k.key, j.environment, j.source, j.id, j.task, j.reward
-FROM keys k JOIN trajectories j ON j.code = k.trajectory
-WHERE k.seq > ? ORDER BY k.seq LIMIT ?
-"""
-
-_OLDEST: Final = """
-SELECT k.seq FROM keys k JOIN trajectories j ON j.code = k.trajectory
-WHERE j.source = ? AND k.seq > ? ORDER BY k.seq LIMIT ?
-"""
+logger = logging.getLogger("dreamgym.replay")
 
 
 class SqliteLog:
@@ -141,9 +90,9 @@ class SqliteLog:
         with self._transaction() as db:
             status = self._checked_status(db)
             ids = {record.trajectory_id for addition in additions for record in addition.records}
-            plan = plan_append(additions, _known(db, ids), status)
-            _insert(db, plan)
-            _settle(db, status, plan, capacity)
+            plan = plan_append(additions, tables.known(db, ids), status)
+            tables.insert(db, plan)
+            tables.settle(db, status, plan, capacity)
         return plan.results
 
     def scan(self, after: int) -> Chunk:
@@ -151,7 +100,7 @@ class SqliteLog:
             self._reader.execute("BEGIN")  # one picture: the keys may be replaced between two statements
             try:
                 dimension = self._checked_status(self._reader).dimension
-                rows = self._reader.execute(_SCAN, (after, CHUNK_ROWS)).fetchall()
+                rows = self._reader.execute(tables.SCAN, (after, CHUNK_ROWS)).fetchall()
             finally:
                 self._reader.execute("COMMIT")
         seqs, keys, environments, sources, trajectories, tasks, rewards = (
@@ -169,12 +118,12 @@ class SqliteLog:
 
     def get(self, seqs: Sequence[int]) -> dict[int, Record]:
         with self._read_lock, self._explained():
-            rows = self._reader.execute(_RESULTS, (json.dumps(list(seqs)),)).fetchall()
+            rows = self._reader.execute(tables.RESULTS, (json.dumps(list(seqs)),)).fetchall()
         return {seq: decode_record(tuple(rest)) for seq, *rest in rows}
 
     def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
         with self._read_lock, self._explained():
-            return {key: found.positions for key, found in _known(self._reader, trajectory_ids).items()}
+            return {key: found.positions for key, found in tables.known(self._reader, trajectory_ids).items()}
 
     def holdings(self) -> list[Holding]:
         with self._read_lock, self._explained():
@@ -223,7 +172,7 @@ class SqliteLog:
                     return False
                 db.execute("DROP TABLE keys")
                 db.execute("ALTER TABLE next_keys RENAME TO keys")
-                db.execute(_NEXT_KEYS)
+                db.execute(tables.NEXT_KEYS)
                 db.execute(
                     "UPDATE store SET embedder = next_embedder, dimension = next_dimension,"
                     " generation = generation + 1, next_embedder = NULL, next_dimension = NULL"
@@ -251,6 +200,9 @@ class SqliteLog:
         db = sqlite3.connect(
             self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
+        if not tables.empty(db) and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            db.close()
+            raise StoreError(f"{self.name}: expected a replay buffer, found another SQLite database")
         db.execute(f"PRAGMA page_size = {PAGE_SIZE}")  # heeded only while the file is empty
         deadline = time.monotonic() + self._busy_seconds
         while True:
@@ -266,32 +218,31 @@ class SqliteLog:
 
     def _create_or_check(self, embedder: str | None, dimension: int | None, *, create: bool) -> None:
         with self._transaction() as db:
-            application = db.execute("PRAGMA application_id").fetchone()[0]
-            empty = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-            if empty and application == 0:
+            fresh = tables.empty(db)
+            if fresh:
                 if not create:
                     raise nothing_there(self.name)
-                for statement in (*_SCHEMA.split(";\n"), _NEXT_KEYS):
+                for statement in (*tables.SCHEMA.split(";\n"), tables.NEXT_KEYS):
                     db.execute(statement)
                 db.execute(
                     "INSERT INTO store (only, embedder, dimension) VALUES (1, ?, ?)", (embedder, dimension)
                 )
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            elif application != APPLICATION_ID:
-                raise StoreError(f"{self.name}: expected a replay buffer, found another SQLite database")
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version != SCHEMA_VERSION:
                 raise StoreError(
                     f"{self.name}: expected schema version {SCHEMA_VERSION}, found {version}; "
                     "use the DreamGym version that made it, or build it again from its trajectories"
                 )
-            self._embedder = embedder or _status(db).embedder
+            self._embedder = embedder or tables.status(db).embedder
             self._checked_status(db)
-        sync_directory(self._path.parent)
+        if fresh:  # from here on even a damaged log leaves a store that opens
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            sync_directory(self._path.parent)
 
     def _checked_status(self, db: sqlite3.Connection) -> LogStatus:
-        status = _status(db)
+        status = tables.status(db)
         if status.embedder != self._embedder:
             raise other_embedder(self.name, status.embedder, self._embedder)
         return status
@@ -301,13 +252,15 @@ class SqliteLog:
             picture = wal_picture(self._wal, page_size=PAGE_SIZE)
         intact = self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
         size, commits = picture.torn(intact) if picture else (0, 0)
-        if size:
-            self.repaired = (
-                f"{self.name}: dropped {size} bytes that an interrupted write left at the end of its log"
-                + (f", among them {commits} whole commits behind a damaged one" if commits else "")
-            )
-            log.warning("%s", self.repaired)
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else the next opening reports it again
+        if not size:
+            return
+        self.repaired = f"{self.name}: dropped {size} bytes that an interrupted write left in its log"
+        if commits:
+            copy = self._wal.with_name(self._wal.name + ".damaged")
+            shutil.copyfile(self._wal, copy)
+            self.repaired += f", among them {commits} whole commits behind damage; a copy is in {copy.name}"
+        logger.warning("%s", self.repaired)
+        self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else the next opening reports it again
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -328,69 +281,6 @@ class SqliteLog:
             yield
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"{self.name}: {error}; {_advice(error)}") from error
-
-
-def _status(db: sqlite3.Connection) -> LogStatus:
-    row = db.execute(
-        "SELECT embedder, dimension, generation, last_seq, real_rows, synthetic_rows, real_floor,"
-        " synthetic_floor FROM store"
-    ).fetchone()
-    embedder, dimension, generation, last_seq, real_rows, synthetic_rows, real_floor, synthetic_floor = row
-    return LogStatus(
-        embedder=embedder,
-        dimension=dimension,
-        generation=generation,
-        last_seq=last_seq,
-        rows={"real": real_rows, "synthetic": synthetic_rows},
-        floors={"real": real_floor, "synthetic": synthetic_floor},
-    )
-
-
-def _known(db: sqlite3.Connection, trajectory_ids: Iterable[str]) -> dict[str, KnownTrajectory]:
-    rows = db.execute(
-        "SELECT id, code, environment, source, task FROM trajectories"
-        " WHERE id IN (SELECT value FROM json_each(?))",
-        (json.dumps(list(trajectory_ids)),),
-    )
-    known = {
-        key: KnownTrajectory(code=code, environment=environment, source=source, task=task)
-        for key, code, environment, source, task in rows
-    }
-    by_code = {trajectory.code: trajectory for trajectory in known.values()}
-    for code, position in db.execute(
-        "SELECT trajectory, position FROM transitions WHERE trajectory IN (SELECT value FROM json_each(?))",
-        (json.dumps(list(by_code)),),
-    ):
-        by_code[code].positions.add(position)
-    return known
-
-
-def _insert(db: sqlite3.Connection, plan: AppendPlan) -> None:
-    db.executemany("INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?)", plan.trajectories)
-    db.executemany("INSERT INTO transitions VALUES (?, ?, ?, ?)", plan.transitions)
-    rows = zip(plan.transitions, plan.keys, strict=True)
-    keys = [(seq, code, key.tobytes()) for (seq, code, *_), key in rows]
-    db.executemany("INSERT INTO keys VALUES (?, ?, ?)", keys)
-
-
-def _settle(db: sqlite3.Connection, status: LogStatus, plan: AppendPlan, capacity: int | None) -> None:
-    """Evict what is too much, synthetic first and oldest first, and bring the book up to date."""
-    rows = {source: count + plan.added[source] for source, count in status.rows.items()}
-    floors = dict(status.floors)
-    for source in EVICTION_ORDER:
-        excess = min(sum(rows.values()) - capacity, rows[source]) if capacity else 0
-        if excess > 0:
-            gone = db.execute(_OLDEST, (source, floors[source], excess)).fetchall()
-            for table in ("transitions", "keys", "next_keys"):
-                db.executemany(f"DELETE FROM {table} WHERE seq = ?", gone)
-            floors[source] = gone[-1][0]
-            rows[source] -= len(gone)
-    if plan.keys or floors != status.floors:
-        db.execute(
-            "UPDATE store SET last_seq = ?, real_rows = ?, synthetic_rows = ?,"
-            " real_floor = ?, synthetic_floor = ?",
-            (plan.last_seq, rows["real"], rows["synthetic"], floors["real"], floors["synthetic"]),
-        )
 
 
 def _advice(error: sqlite3.Error | OSError) -> str:

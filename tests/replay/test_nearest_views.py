@@ -1,0 +1,303 @@
+"""Filters and order of every view, held against a search that looks at each row."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from household import episode
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dreamgym.protocols import Keys
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.encode import restore_keys, round_keys
+from dreamgym.replay.graph import FEW_ROWS, Graph
+from dreamgym.replay.index import MemoryView
+from dreamgym.replay.log import Addition, Record, records
+from dreamgym.replay.partition import BLOCK_ROWS, Partition, Queries
+from dreamgym.replay.sqlite import SqliteLog
+from dreamgym.types import RetrievalFilter, Source
+
+DIMENSION = 384
+
+
+def unit_rows(rng: np.random.Generator, rows: int, dimension: int = DIMENSION) -> Keys:
+    keys = rng.standard_normal((rows, dimension)).astype(np.float32)
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    return keys
+
+
+@dataclass
+class Library:
+    """A filled buffer and the same rows as a plain list, in the order of the log."""
+
+    buffer: ReplayBuffer
+    rows: list[Record]
+    keys: Keys
+
+    def expected(self, key: Keys, k: int, filters: RetrievalFilter) -> list[tuple[str, float]]:
+        """The answer by definition: filter, sort, and take rows while the cap on synthetic ones allows."""
+        products = restore_keys(round_keys(self.keys)).astype(np.float64) @ key.astype(np.float64)
+        scores: list[float] = np.minimum(products, 1.0).round(9).tolist()
+        chosen: list[tuple[str, float]] = []
+        synthetic = 0
+        for index in sorted(range(len(self.rows)), key=lambda each: (-scores[each], each)):
+            row = self.rows[index]
+            capped = filters.max_synthetic is not None and row.provenance.source == "synthetic"
+            if (
+                row.environment != filters.environment
+                or (filters.source is not None and row.provenance.source != filters.source)
+                or row.trajectory_id == filters.exclude_trajectory
+                or row.task_id == filters.exclude_task
+                or (filters.min_reward is not None and row.trajectory_reward < filters.min_reward)
+                or (capped and synthetic == filters.max_synthetic)
+            ):
+                continue
+            synthetic += row.provenance.source == "synthetic"
+            chosen.append((row.id, scores[index]))
+        return chosen[:k]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "postgres-pgvector"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    rng = np.random.default_rng(5)
+    rows: list[Record] = []
+    for number in range(60):
+        environment = "household" if number % 3 else "office"
+        source: Source = "synthetic" if number % 2 else "real"
+        rows += records(episode(number, environment=environment, source=source, reward=number % 4 / 2))
+    keys = unit_rows(rng, len(rows))
+    copies = rng.integers(0, len(rows), len(rows) // 2)
+    keys[rng.permutation(len(rows))[: len(copies)]] = keys[copies]  # many rows share a key
+    if request.param == "sqlite":
+        store = str(tmp_path_factory.mktemp("views") / "replay.sqlite")
+    else:
+        make: Callable[[], str] = request.getfixturevalue("new_schema")
+        store = make()
+    index = "approximate" if request.param == "postgres-pgvector" else "exact"
+    with ReplayBuffer.open(store, index="exact" if index == "exact" else "approximate") as buffer:
+        asyncio.run(buffer.add(rows, keys=keys))
+        yield Library(buffer, rows, keys)
+
+
+def maybe(strategy: st.SearchStrategy[str]) -> st.SearchStrategy[str | None]:
+    return st.none() | strategy
+
+
+any_filter = st.builds(
+    RetrievalFilter,
+    environment=st.sampled_from(["household", "office", "nowhere"]),
+    source=st.sampled_from([None, "real", "synthetic"]),
+    max_synthetic=st.none() | st.integers(0, 5),
+    exclude_trajectory=maybe(
+        st.integers(0, 60).map(lambda n: episode(n, source="synthetic" if n % 2 else "real").id)
+    ),
+    exclude_task=maybe(st.integers(0, 6).map(lambda n: f"task-{n}")),
+    min_reward=st.none() | st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0]),
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 239), st.booleans(), any_filter), min_size=1, max_size=6),
+    k=st.integers(1, 30),
+)
+def test_filters_are_applied_before_the_k_are_chosen(
+    library: Library, asked: list[tuple[int, bool, RetrievalFilter]], k: int
+) -> None:
+    noise = unit_rows(np.random.default_rng(asked[0][0]), len(asked))
+    stored = np.array([library.keys[row] for row, *_ in asked])
+    exact = np.array([exact for _, exact, _ in asked])[:, None]
+    keys = np.where(exact, stored, noise).astype(np.float32)
+    filters = [each for *_, each in asked]
+    found = asyncio.run(library.buffer.nearest(keys, k=k, filters=filters))
+    for key, each, hits in zip(keys, filters, found, strict=True):
+        expected = library.expected(key, k, each)
+        assert [hit.transition_id for hit in hits] == [name for name, _ in expected]
+        assert [hit.similarity for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-6)
+
+
+def partition_of(keys: Keys, **columns: npt.NDArray[Any]) -> Partition:
+    rows = len(keys)
+    partition = Partition(keys.shape[1])
+    partition.append(
+        seqs=np.arange(1, rows + 1),
+        keys=keys,
+        trajectories=columns.get("trajectories", np.ones(rows, np.int64)),
+        tasks=columns.get("tasks", np.ones(rows, np.int64)),
+        rewards=columns.get("rewards", np.zeros(rows)),
+    )
+    return partition
+
+
+def plain(keys: Keys, **columns: npt.NDArray[Any]) -> Queries:
+    nothing = np.zeros(len(keys), np.int64)
+    return Queries(
+        keys=keys,
+        trajectories=columns.get("trajectories", nothing),
+        tasks=columns.get("tasks", nothing),
+        min_reward=None,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_partition_orders_equal_rows_by_age_whatever_was_evicted(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 300))
+    seed = data.draw(st.integers(0, 1000))
+    floor = data.draw(st.integers(0, rows))
+    k = data.draw(st.integers(1, 200))
+    min_reward = data.draw(st.sampled_from([None, 0.0, 1.0, 2.0]))
+    rng = np.random.default_rng(seed)
+    corners = np.eye(4, dtype=np.float32)[rng.integers(0, 4, rows)]  # only four keys: ties everywhere
+    trajectories, tasks = rng.integers(1, 9, rows), rng.integers(1, 4, rows)
+    rewards = rng.integers(0, 3, rows).astype(np.float64)
+    partition = partition_of(corners, trajectories=trajectories, tasks=tasks, rewards=rewards)
+    partition.evict(floor)
+    asked = data.draw(st.integers(1, 20))
+    queries = Queries(
+        keys=unit_rows(rng, asked, 4),
+        trajectories=rng.integers(0, 9, asked),
+        tasks=rng.integers(0, 4, asked),
+        min_reward=min_reward,
+    )
+    for number, hits in enumerate(partition.search(queries, k)):
+        scores = np.minimum((corners.astype(np.float64) * queries.keys[number]).sum(axis=1), 1.0)
+        allowed = [
+            row
+            for row in range(floor, rows)
+            if trajectories[row] != queries.trajectories[number]
+            and tasks[row] != queries.tasks[number]
+            and (min_reward is None or rewards[row] >= min_reward)
+        ]
+        best = sorted(allowed, key=lambda row: (-scores[row], row))[:k]
+        assert hits == [(scores[row], row + 1) for row in best]
+
+
+def test_a_search_spans_blocks_and_finds_what_lies_at_their_edges() -> None:
+    rng = np.random.default_rng(1)
+    rows = 2 * BLOCK_ROWS + 777
+    keys = unit_rows(rng, rows, 24)
+    partition = partition_of(keys)
+    queries = unit_rows(rng, 20, 24)
+    exact = keys.astype(np.float64) @ queries.T.astype(np.float64)
+    for floor in (0, 1, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 5, 2 * BLOCK_ROWS, rows - 3):
+        partition.evict(floor)
+        assert len(partition) == rows - floor
+        for number, hits in enumerate(partition.search(plain(queries), 8)):
+            best = np.argsort(-exact[floor:, number])[:8] + floor + 1
+            assert [seq for _, seq in hits] == best.tolist()
+    partition.evict(rows)
+    assert partition.search(plain(queries), 8) == [[]] * 20
+    partition.append(
+        seqs=np.array([rows + 1]),
+        keys=queries[:1],
+        trajectories=np.array([1]),
+        tasks=np.array([1]),
+        rewards=np.array([0.0]),
+    )
+    ((similarity, seq),) = partition.search(plain(queries[:1]), 8)[0]
+    assert (round(similarity, 6), seq) == (1.0, rows + 1)
+
+
+def test_a_thousand_copies_of_one_row_are_answered_oldest_first() -> None:
+    rng = np.random.default_rng(2)
+    keys = np.repeat(unit_rows(rng, 3, 16), [2, 5000, 1], axis=0)
+    hits = partition_of(keys).search(plain(keys[[0, 2, -1]]), 4)
+    assert [seq for _, seq in hits[1]] == [3, 4, 5, 6]
+    assert {1, 2} <= {seq for _, seq in hits[0]}
+    assert hits[2][0][1] == 5003
+
+
+def clustered(rng: np.random.Generator, rows: int, dimension: int = 48) -> Keys:
+    """Keys as embeddings are: in clumps, and every fourth row a copy of another."""
+    centres = unit_rows(rng, 64, dimension)
+    keys = centres[rng.integers(0, 64, rows)] + 0.3 * unit_rows(rng, rows, dimension)
+    copies = rng.integers(0, rows, rows // 4)
+    keys[rng.permutation(rows)[: len(copies)]] = keys[copies]
+    return restore_keys(round_keys(keys / np.linalg.norm(keys, axis=1, keepdims=True)))
+
+
+def test_a_graph_finds_nearly_what_a_scan_finds() -> None:
+    rng = np.random.default_rng(3)
+    rows = BLOCK_ROWS + 2000
+    keys = clustered(rng, rows)
+    trajectories, tasks = np.arange(rows) // 12 + 1, rng.integers(1, 4, rows)
+    rewards = rng.integers(0, 20, rows).astype(np.float64)
+    partition = partition_of(keys, trajectories=trajectories, tasks=tasks, rewards=rewards)
+    graph = Graph(partition)
+    while graph.extend():
+        pass
+    asked = rng.integers(0, rows, 60)
+    for min_reward, k in ((None, 8), (5.0, 8), (19.0, 8), (None, 50)):
+        queries = Queries(
+            keys=keys[asked],
+            trajectories=trajectories[asked],
+            tasks=np.where(np.arange(60) % 20, 0, 1),  # a few leave out a third of all rows
+            min_reward=min_reward,
+        )
+        scanned = partition.search(queries, k)
+        found = graph.search(queries, k)
+        shared = sum(hit in scan for scan, hits in zip(scanned, found, strict=True) for hit in hits)
+        assert shared >= 0.98 * sum(map(len, scanned))
+        rare = (trajectories[asked][:, None] == trajectories).sum()
+        assert rare > 60  # the filters had something to leave out
+        for number, hits in enumerate(found):
+            assert not {seq for _, seq in hits} & set(
+                np.flatnonzero(trajectories == queries.trajectories[number]) + 1
+            )
+
+
+def test_a_graph_knows_rows_that_came_after_it_and_forgets_evicted_ones() -> None:
+    rng = np.random.default_rng(4)
+    keys = clustered(rng, FEW_ROWS + 2000)
+    partition = partition_of(keys[:-100])
+    graph = Graph(partition)
+    while graph.extend():
+        pass
+    partition.append(
+        seqs=np.arange(len(keys) - 99, len(keys) + 1),
+        keys=keys[-100:],
+        trajectories=np.ones(100, np.int64),
+        tasks=np.ones(100, np.int64),
+        rewards=np.zeros(100),
+    )
+    assert graph.missing == 100
+    fresh = graph.search(plain(keys[-100:]), 1)
+    assert all(hit == scan for hit, scan in zip(fresh, partition.search(plain(keys[-100:]), 1), strict=True))
+    partition.evict(900)
+    assert all(seq > 900 for hits in graph.search(plain(keys[:50]), 8) for _, seq in hits)
+
+
+async def test_a_large_partition_switches_to_a_graph_by_itself_and_reports_its_recall(
+    tmp_path: Path,
+) -> None:
+    rows = FEW_ROWS + 1500
+    keys = clustered(np.random.default_rng(6), rows, DIMENSION)
+    template = records(episode(1, steps=12))
+    many = [
+        dataclasses.replace(template[row % 12], trajectory_id=f"t{row // 12}", position=row % 12)
+        for row in range(rows)
+    ]
+    log = SqliteLog(tmp_path / "replay.sqlite", embedder="made up", dimension=DIMENSION)
+    log.append([Addition(records=many, keys=keys, embedder="made up")], capacity=None)
+    scanned, searched = MemoryView(index="exact"), MemoryView(index="auto", exact_limit=FEW_ROWS)
+    for view in (scanned, searched):
+        view.follow(log)
+    assert searched.recall(sample=40, k=8) >= 0.98
+    assert scanned.recall(sample=40, k=8) == 1.0
+    assert "graph" in searched.describe()["household/real"]
+    assert "exact" in scanned.describe()["household/real"]
+    filters = [RetrievalFilter(environment="household")] * 5
+    assert searched.search(keys[:5], k=3, filters=filters) == scanned.search(keys[:5], k=3, filters=filters)
+    searched.close()
+    scanned.close()
+    log.close()

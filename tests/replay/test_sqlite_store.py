@@ -1,0 +1,215 @@
+"""The embedded store when things go wrong around it: torn files, full disks, locks, strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from household import episode
+
+from dreamgym.errors import StoreError
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.embed import LexicalEmbedder
+from dreamgym.replay.sqlite import PAGE_SIZE, SqliteLog
+
+FRAME = 24 + PAGE_SIZE
+WAL_HEADER = 32
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """A store as a crash leaves it: ten commits in the write-ahead log, nobody having closed it."""
+    with ReplayBuffer.open(tmp_path / "live.sqlite") as buffer:
+        for number in range(10):
+            asyncio.run(buffer.add(episode(number)))
+        for end in ("", "-wal"):
+            shutil.copy(tmp_path / f"live.sqlite{end}", tmp_path / f"replay.sqlite{end}")
+    return tmp_path / "replay.sqlite"
+
+
+def wal_of(store: Path) -> Path:
+    return store.with_name(store.name + "-wal")
+
+
+def stored_episodes(buffer: ReplayBuffer) -> list[int]:
+    known = asyncio.run(buffer.known([episode(number).id for number in range(20)]))
+    assert all(positions == {0, 1, 2, 3} for positions in known.values())
+    return sorted(int(name.rpartition("-")[2]) for name in known)
+
+
+def test_a_crash_between_commits_needs_no_repair(crashed: Path) -> None:
+    with ReplayBuffer.open(crashed) as buffer:
+        assert buffer.repaired is None
+        assert stored_episodes(buffer) == list(range(10))
+
+
+@pytest.mark.parametrize("cut", [1, 100, FRAME - 1, FRAME, FRAME + 5000])
+def test_a_torn_tail_is_repaired_and_reported(
+    crashed: Path, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    wal = wal_of(crashed)
+    with wal.open("r+b") as file:
+        file.truncate(wal.stat().st_size - cut)
+    with ReplayBuffer.open(crashed) as buffer:
+        assert buffer.repaired is not None
+        assert "dropped" in buffer.repaired
+        assert buffer.repaired in caplog.text
+        assert buffer.stats().repaired == buffer.repaired
+        assert stored_episodes(buffer) == list(range(9))
+        asyncio.run(buffer.add(episode(15)))
+    with ReplayBuffer.open(crashed) as buffer:
+        assert buffer.repaired is None
+        assert stored_episodes(buffer) == [*range(9), 15]
+
+
+def test_a_damaged_commit_is_reported_with_the_commits_lost_behind_it(crashed: Path) -> None:
+    wal = wal_of(crashed)
+    frames = (wal.stat().st_size - WAL_HEADER) // FRAME
+    with wal.open("r+b") as file:
+        file.seek(WAL_HEADER + (frames // 2) * FRAME + 24 + 100)
+        file.write(b"damage")
+    with ReplayBuffer.open(crashed) as buffer:
+        left = stored_episodes(buffer)
+        assert 0 < len(left) < 10
+        assert buffer.repaired is not None
+        assert f"{10 - len(left)} whole commits" in buffer.repaired
+        assert asyncio.run(buffer.add(episode(9))) == 4
+
+
+def test_a_damaged_log_header_is_reported_and_the_damaged_file_kept(crashed: Path) -> None:
+    damaged = bytearray(wal_of(crashed).read_bytes())
+    damaged[16:20] = b"\0\0\0\0"
+    wal_of(crashed).write_bytes(damaged)
+    with ReplayBuffer.open(crashed) as buffer:
+        assert buffer.repaired is not None
+        assert "10 whole commits" in buffer.repaired
+        assert stored_episodes(buffer) == []
+        assert asyncio.run(buffer.add(episode(1))) == 4
+    assert crashed.with_name("replay.sqlite-wal.damaged").read_bytes() == damaged
+
+
+def test_a_log_reused_after_a_checkpoint_is_not_mistaken_for_a_torn_one(tmp_path: Path) -> None:
+    live, copy = tmp_path / "live.sqlite", tmp_path / "copy.sqlite"
+    with ReplayBuffer.open(live) as buffer:
+        for number in range(6):
+            asyncio.run(buffer.add(episode(number)))
+        with sqlite3.connect(live) as other:
+            assert other.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
+        other.close()
+        asyncio.run(buffer.add(episode(6)))  # goes to the start of the file, old frames stay behind it
+        for end in ("", "-wal"):
+            shutil.copy(f"{live}{end}", f"{copy}{end}")
+    with ReplayBuffer.open(copy) as buffer:
+        assert buffer.repaired is None
+        assert stored_episodes(buffer) == list(range(7))
+
+
+def test_a_commit_is_synced_to_the_disk_in_large_pages(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    with ReplayBuffer.open(path) as buffer:
+        log = buffer._log
+        assert isinstance(log, SqliteLog)
+        assert log._writer.execute("PRAGMA synchronous").fetchone()[0] == 2
+        assert log._writer.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        assert log._writer.execute("PRAGMA page_size").fetchone()[0] == 16384
+
+
+def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, but long enough to look like one. " * 50)
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE mine (x)")
+    db.close()
+    for path in (text, other):
+        before = path.read_bytes()
+        with pytest.raises(StoreError, match="replay buffer"):
+            ReplayBuffer.open(path)
+        assert path.read_bytes() == before
+
+
+def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    ReplayBuffer.open(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StoreError, match="schema version 1, found 99"):
+        ReplayBuffer.open(path)
+
+
+def test_a_store_kept_locked_by_another_process_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    ReplayBuffer.open(path).close()
+    hold = f"""
+import sqlite3, sys
+db = sqlite3.connect({str(path)!r}, isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StoreError, match="another process keeps it locked"):
+            SqliteLog(path, embedder=LexicalEmbedder().identity, dimension=384, busy_seconds=0.2)
+        holder.communicate("")
+
+
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file"):
+        ReplayBuffer.open(tmp_path / "file" / "replay.sqlite")
+
+
+FULL_DISK = """
+import asyncio, resource, sys
+from household import episode
+from dreamgym.errors import StoreError
+from dreamgym.replay.buffer import ReplayBuffer
+
+async def main(path):
+    acknowledged = []
+    with ReplayBuffer.open(path) as buffer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, resource.RLIM_INFINITY))
+        for number in range(1000):
+            try:
+                await buffer.add(episode(number))
+            except StoreError as error:
+                print(error)
+                assert "free some disk space" in str(error)
+                break
+            acknowledged.append(number)
+        else:
+            raise AssertionError("the disk never filled")
+        assert buffer.stats().rows == 4 * len(acknowledged)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await buffer.add(episode(number))
+        acknowledged.append(number)
+    with ReplayBuffer.open(path) as buffer:
+        known = await buffer.known([episode(number).id for number in acknowledged])
+        assert len(known) == len(acknowledged) > 5
+        assert buffer.stats().rows == 4 * len(acknowledged)
+    print("fine")
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_full_disk_is_reported_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path / "replay.sqlite")],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.endswith("fine\n"), done.stdout + done.stderr
