@@ -37,7 +37,19 @@ def killed_at(count: int, arguments: list[object], folder: Path) -> None:
 @pytest.mark.slow
 def test_five_hundred_episodes_killed_twice_are_five_hundred_none_twice(tmp_path: Path) -> None:
     out = tmp_path / "trajectories"
-    arguments = ["collect", *TEXTWORLD, "--policy", "noisy:0.3", "--episodes", 500, "--out", out, "--json"]
+    small = ["--set", "environment.options.family=cooking", "--set", "environment.options.rooms=1"]
+    arguments = [
+        "collect",
+        *TEXTWORLD,
+        *small,
+        "--policy",
+        "noisy:0.3",
+        "--episodes",
+        500,
+        "--out",
+        out,
+        "--json",
+    ]
     killed_at(100, arguments, out)
     first = rows(out)
     killed_at(300, arguments, out)
@@ -93,7 +105,7 @@ def test_admissible_actions_and_world_sheets_can_be_left_out(tmp_path: Path) -> 
 
 def test_ctrl_c_ends_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "t"
-    arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", "400", "--out", str(out)]
+    arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", "40", "--out", str(out)]
     process = subprocess.Popen(
         [*DREAMGYM, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

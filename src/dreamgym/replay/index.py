@@ -131,19 +131,19 @@ class MemoryView:
             f"{environment}/{source}": f"graph of {len(partition)} rows, {graph.missing} still scanned"
             if (graph := self._graphs.get((environment, source)))
             else f"exact, {len(partition)} rows"
-            for (environment, source), partition in self._partitions.items()
+            for (environment, source), partition in list(self._partitions.items())
         }
 
     @property
     def nbytes(self) -> int:
         """Memory of keys and columns; a graph takes about as much again."""
-        return sum(partition.nbytes for partition in self._partitions.values())
+        return sum(partition.nbytes for partition in list(self._partitions.values()))
 
     def recall(self, *, sample: int = 64, k: int = 8) -> float:
         self._builder.settle()
         shares = [
             graph_recall(graph, self._partitions[place], sample=sample, k=k)
-            for place, graph in self._graphs.items()
+            for place, graph in list(self._graphs.items())
         ]
         return float(np.mean(shares)) if shares else 1.0
 
