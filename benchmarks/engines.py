@@ -182,7 +182,7 @@ async def _episode(factory: AlfworldFactory, task: Task, *, seed: int, steps: in
 def _resident() -> float:
     process = psutil.Process()
     family = [process, *process.children(recursive=True)]
-    return round(sum(each.memory_info().rss for each in family) / 2**20, 1)
+    return float(round(sum(each.memory_info().rss for each in family) / 2**20, 1))
 
 
 def show(result: dict[str, Any]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["postgres_server"]
+
 ROOT = Path(__file__).parent.parent
 
 
