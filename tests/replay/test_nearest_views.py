@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from dreamgym.protocols import Keys
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.encode import restore_keys, round_keys
-from dreamgym.replay.graph import FEW_ROWS, Graph
 from dreamgym.replay.index import MemoryView
+from dreamgym.replay.lists import FEW_ROWS, Lists
 from dreamgym.replay.log import Addition, Record, records
 from dreamgym.replay.partition import BLOCK_ROWS, Partition, Queries
 from dreamgym.replay.sqlite import SqliteLog
@@ -226,15 +226,15 @@ def clustered(rng: np.random.Generator, rows: int, dimension: int = 48) -> Keys:
     return restore_keys(round_keys(keys / np.linalg.norm(keys, axis=1, keepdims=True)))
 
 
-def test_a_graph_finds_nearly_what_a_scan_finds() -> None:
+def test_lists_find_nearly_what_a_scan_finds() -> None:
     rng = np.random.default_rng(3)
     rows = BLOCK_ROWS + 2000
     keys = clustered(rng, rows)
     trajectories, tasks = np.arange(rows) // 12 + 1, rng.integers(1, 4, rows)
     rewards = rng.integers(0, 20, rows).astype(np.float64)
     partition = partition_of(keys, trajectories=trajectories, tasks=tasks, rewards=rewards)
-    graph = Graph(partition)
-    while graph.extend():
+    lists = Lists(partition)
+    while lists.extend():
         pass
     asked = rng.integers(0, rows, 60)
     for min_reward, k in ((None, 8), (5.0, 8), (19.0, 8), (None, 50)):
@@ -245,7 +245,7 @@ def test_a_graph_finds_nearly_what_a_scan_finds() -> None:
             min_reward=min_reward,
         )
         scanned = partition.search(queries, k)
-        found = graph.search(queries, k)
+        found = lists.search(queries, k)
         shared = sum(hit in scan for scan, hits in zip(scanned, found, strict=True) for hit in hits)
         assert shared >= 0.98 * sum(map(len, scanned))
         rare = (trajectories[asked][:, None] == trajectories).sum()
@@ -256,12 +256,12 @@ def test_a_graph_finds_nearly_what_a_scan_finds() -> None:
             )
 
 
-def test_a_graph_knows_rows_that_came_after_it_and_forgets_evicted_ones() -> None:
+def test_lists_know_rows_that_came_after_them_and_forget_evicted_ones() -> None:
     rng = np.random.default_rng(4)
     keys = clustered(rng, FEW_ROWS + 2000)
     partition = partition_of(keys[:-100])
-    graph = Graph(partition)
-    while graph.extend():
+    lists = Lists(partition)
+    while lists.extend():
         pass
     partition.append(
         seqs=np.arange(len(keys) - 99, len(keys) + 1),
@@ -270,14 +270,45 @@ def test_a_graph_knows_rows_that_came_after_it_and_forgets_evicted_ones() -> Non
         tasks=np.ones(100, np.int64),
         rewards=np.zeros(100),
     )
-    assert graph.missing == 100
-    fresh = graph.search(plain(keys[-100:]), 1)
+    assert lists.missing == 100
+    fresh = lists.search(plain(keys[-100:]), 1)
     assert all(hit == scan for hit, scan in zip(fresh, partition.search(plain(keys[-100:]), 1), strict=True))
     partition.evict(900)
-    assert all(seq > 900 for hits in graph.search(plain(keys[:50]), 8) for _, seq in hits)
+    assert all(seq > 900 for hits in lists.search(plain(keys[:50]), 8) for _, seq in hits)
 
 
-async def test_a_large_partition_switches_to_a_graph_by_itself_and_reports_its_recall(
+def test_lists_are_made_again_as_their_partition_grows_and_shrinks() -> None:
+    rng = np.random.default_rng(7)
+    families = [clustered(np.random.default_rng(seed), FEW_ROWS + 1000) for seed in (1, 2)]
+    partition = Partition(48)
+    lists = Lists(partition)
+    assert not lists.extend()  # nothing to sort yet
+    rows = 0
+    for keys in families:  # the second family resembles nothing of the first
+        partition.append(
+            seqs=np.arange(rows + 1, rows + len(keys) + 1),
+            keys=keys,
+            trajectories=np.ones(len(keys), np.int64),
+            tasks=np.ones(len(keys), np.int64),
+            rewards=np.zeros(len(keys)),
+        )
+        rows += len(keys)
+        while lists.extend():
+            pass
+        asked = plain(keys[rng.integers(0, len(keys), 50)])
+        shared = zip(lists.search(asked, 8), partition.search(asked, 8), strict=True)
+        assert np.mean([len(set(found) & set(exact)) / 8 for found, exact in shared]) >= 0.98
+        assert lists.missing == 0
+    partition.evict(rows - 3000)
+    while lists.extend():
+        pass
+    assert lists.search(plain(keys[-5:]), 3) == partition.search(plain(keys[-5:]), 3)
+    partition.evict(rows)
+    assert (lists.extend(), lists.missing) == (False, 0)
+    assert lists.search(plain(keys[-5:]), 3) == [[]] * 5
+
+
+async def test_a_large_partition_switches_to_lists_by_itself_and_reports_its_recall(
     tmp_path: Path,
 ) -> None:
     rows = FEW_ROWS + 1500
@@ -294,7 +325,7 @@ async def test_a_large_partition_switches_to_a_graph_by_itself_and_reports_its_r
         view.follow(log)
     assert searched.recall(sample=40, k=8) >= 0.98
     assert scanned.recall(sample=40, k=8) == 1.0
-    assert "graph" in searched.describe()["household/real"]
+    assert "approximate" in searched.describe()["household/real"]
     assert "exact" in scanned.describe()["household/real"]
     filters = [RetrievalFilter(environment="household")] * 5
     assert searched.search(keys[:5], k=3, filters=filters) == scanned.search(keys[:5], k=3, filters=filters)

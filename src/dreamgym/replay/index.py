@@ -2,7 +2,7 @@
 
 Every query names its environment, so rows lie in partitions by environment and source. A filter on the source
 then means scanning less, a cap on synthetic rows means asking two partitions, and only the other filters need
-masks. A partition is scanned exactly until that costs too much; then a graph takes over.
+masks. A partition is scanned exactly until that costs too much; then inverted lists take over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dreamgym.errors import MissingExtraError
 from dreamgym.protocols import Keys
-from dreamgym.replay.graph import FEW_ROWS, Graph, GraphBuilder, graph_recall, load_faiss
+from dreamgym.replay.lists import FEW_ROWS, Lists, ListsBuilder, lists_recall, load_faiss
 from dreamgym.replay.log import CHUNK_ROWS, Chunk, TransitionLog
 from dreamgym.replay.partition import Hit, Partition, Queries, best_of, code_of
 from dreamgym.types import RetrievalFilter, Source
@@ -70,11 +70,11 @@ class MemoryView:
 
     def __init__(self, *, index: IndexKind = "auto", exact_limit: int = 300_000) -> None:
         if index == "approximate":
-            load_faiss()  # missing? then now, not when the first graph is due
+            load_faiss()  # missing? then now, not when the first lists are due
         self._limit = {"auto": exact_limit, "exact": None, "approximate": FEW_ROWS}[index]
         self._partitions: dict[tuple[str, str], Partition] = {}
-        self._graphs: dict[tuple[str, str], Graph] = {}
-        self._builder = GraphBuilder()
+        self._lists: dict[tuple[str, str], Lists] = {}
+        self._builder = ListsBuilder()
         self._generation = 0
         self._cursor = 0
         self._following = threading.Lock()
@@ -107,7 +107,7 @@ class MemoryView:
                 tasks=tasks[rows],
                 rewards=chunk.rewards[rows],
             )
-        self._grow_graphs()
+        self._grow_lists()
 
     def search(self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter]) -> list[list[Hit]]:
         hits: list[list[Hit]] = [[] for _ in filters]
@@ -128,22 +128,22 @@ class MemoryView:
 
     def describe(self) -> dict[str, str]:
         return {
-            f"{environment}/{source}": f"graph of {len(partition)} rows, {graph.missing} still scanned"
-            if (graph := self._graphs.get((environment, source)))
+            f"{environment}/{source}": f"approximate, {len(partition)} rows, {lists.missing} of them scanned"
+            if (lists := self._lists.get((environment, source)))
             else f"exact, {len(partition)} rows"
             for (environment, source), partition in list(self._partitions.items())
         }
 
     @property
     def nbytes(self) -> int:
-        """Memory of keys and columns; a graph takes about as much again."""
+        """Memory of keys and columns; lists take half as much again."""
         return sum(partition.nbytes for partition in list(self._partitions.values()))
 
     def recall(self, *, sample: int = 64, k: int = 8) -> float:
         self._builder.settle()
         shares = [
-            graph_recall(graph, self._partitions[place], sample=sample, k=k)
-            for place, graph in list(self._graphs.items())
+            lists_recall(lists, self._partitions[place], sample=sample, k=k)
+            for place, lists in list(self._lists.items())
         ]
         return float(np.mean(shares)) if shares else 1.0
 
@@ -152,7 +152,7 @@ class MemoryView:
 
     def _forget(self) -> None:
         self._builder.clear()
-        self._partitions, self._graphs, self._cursor = {}, {}, 0
+        self._partitions, self._lists, self._cursor = {}, {}, 0
 
     def _read(self, log: TransitionLog, last_seq: int) -> None:
         while self._cursor < last_seq:
@@ -162,19 +162,19 @@ class MemoryView:
             # The last rows may be evicted already: a short chunk means that nothing is left to read.
             self._cursor = newest if len(chunk.seqs) == CHUNK_ROWS else max(newest, last_seq)
 
-    def _grow_graphs(self) -> None:
+    def _grow_lists(self) -> None:
         for place, partition in self._partitions.items():
-            if self._limit is None or len(partition) <= self._limit or place in self._graphs:
+            if self._limit is None or len(partition) <= self._limit or place in self._lists:
                 continue
             try:
-                self._graphs[place] = Graph(partition)
+                self._lists[place] = Lists(partition)
             except MissingExtraError as error:
                 logger.warning(
                     "%s has %d rows and is still scanned exactly: %s", place, len(partition), error
                 )
                 self._limit = None
                 return
-            self._builder.add(self._graphs[place])
+            self._builder.add(self._lists[place])
         self._builder.wake()
 
     def _search_one(
@@ -186,7 +186,7 @@ class MemoryView:
             tasks=_codes([each.exclude_task for each in filters]),
             min_reward=filters[0].min_reward,
         )
-        searched = self._graphs.get(place) or self._partitions.get(place)
+        searched = self._lists.get(place) or self._partitions.get(place)
         return searched.search(queries, k) if searched else [[] for _ in filters]
 
 
