@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "dreamgym"
 FILES = sorted(SOURCE.rglob("*.py"))
 FOUNDATION = ["types", "errors", "protocols", "config"]
-STAGES = {"envs", "replay"}
+STAGES = {"envs", "replay", "models", "experience"}
 HEAVY = {
     "torch", "transformers", "textworld", "alfworld", "fast_downward", "faiss", "psycopg", "pyarrow", "httpx",
     "sentence_transformers", "psutil",
@@ -53,11 +53,14 @@ def test_a_file_imports_only_what_lies_below_it(path: Path) -> None:
 
 
 IN_ENGINE_PROCESSES = {"envs.alfworld.game"}
+LEARNING = ("models.", "experience.finetune")
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)
 def test_heavy_extras_are_imported_only_where_they_are_used(path: Path) -> None:
     heavy = {name.split(".")[0] for name in imports(path, top_level_only=True)} & HEAVY
+    if module(path).startswith(LEARNING):
+        heavy -= {"torch", "transformers"}
     assert not heavy or module(path) in IN_ENGINE_PROCESSES, f"{module(path)} loads {heavy} on import"
 
 

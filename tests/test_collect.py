@@ -105,7 +105,7 @@ def test_admissible_actions_and_world_sheets_can_be_left_out(tmp_path: Path) -> 
 
 def test_ctrl_c_ends_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "t"
-    arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", "40", "--out", str(out)]
+    arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", "24", "--out", str(out)]
     process = subprocess.Popen(
         [*DREAMGYM, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

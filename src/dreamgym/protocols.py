@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dreamgym.types import (
+    Annotation,
     Completion,
     CompletionRequest,
     Decision,
@@ -21,6 +22,7 @@ from dreamgym.types import (
     RolloutGroup,
     State,
     Task,
+    Trajectory,
     Transition,
     WorldSheet,
 )
@@ -137,6 +139,15 @@ class ExperienceModel(Protocol):
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Outcome: ...
+
+
+class Teacher(Protocol):
+    """Explains recorded transitions, for the experience model to learn from. It alone sees how they ended."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def annotate(self, trajectory: Trajectory) -> Annotation: ...
 
 
 class TaskGenerator(Protocol):

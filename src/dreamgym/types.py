@@ -74,6 +74,32 @@ class WorldSheet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an action alters in the world: the facts that end with it and those that begin."""
+
+    ended: tuple[Fact, ...] = ()
+    begun: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A teacher's explanation of one transition."""
+
+    reasoning: str
+    change: Change = Change()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotation:
+    """A teacher's explanation of a whole trajectory: the paper's tutorial, and one note per transition."""
+
+    plan: str
+    success_mode: str
+    failure_mode: str
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What an action led to."""
 

@@ -1,0 +1,1 @@
+"""The experience model: it plays the environment by reasoning about a world sheet."""

@@ -1,0 +1,177 @@
+"""The experience model's question and answer: how a prompt is filled and how a reply is read.
+
+One strict form serves training, prediction and tests. A reply has four lines, in this order:
+
+    think: mug 1 is in desk 1, hands are free.
+    change: - inreceptacle mug 1, desk 1; + holds agent1, mug 1;
+    next: You pick up the mug 1 from the desk 1.
+    end: no
+
+`end` is ``no``, ``yes`` (the episode is over without success) or ``success``. Whatever does not read so is a
+parse error, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.sheet import tell, touched
+from dreamgym.types import (
+    Change,
+    Demonstration,
+    Fact,
+    FailureKind,
+    Note,
+    Outcome,
+    Task,
+    Transition,
+    WorldSheet,
+)
+
+_FORM = re.compile(
+    r"\A\s*think: (?P<think>[^\n]*)\nchange:(?P<change>[^\n]*)\n"
+    r"next: (?P<next>[^\n]+)\nend: (?P<end>no|yes|success)\s*\Z"
+)
+_FACT = re.compile(r"\A([+-]) (\S+)(?: (.+))?\Z")
+_LONGEST = 20_000
+"""Characters of a reply; more is refused unread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A reply that was understood."""
+
+    reasoning: str
+    change: Change
+    next_state: str
+    terminated: bool
+    success: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSettings:
+    """What a prompt holds. Each part can be left out, which is how its worth is measured."""
+
+    actor: str | None = None
+    """The agent's own name in the sheet, where it has one."""
+    history: int = 2
+    """How many of the newest transitions are told."""
+    demonstrations: int = 2
+    sheet: bool = True
+    reasoning: bool = True
+    text_limit: int = 400
+    """Characters of any one state in history, demonstrations and the present."""
+
+
+def prompt(
+    task: Task,
+    sheet: WorldSheet | None,
+    history: Sequence[Transition],
+    state: str,
+    action: str,
+    demonstrations: Sequence[Demonstration] = (),
+    *,
+    settings: PromptSettings,
+) -> str:
+    """What the model is asked. The sheet comes last, the lines the action names nearest to the answer."""
+
+    def cut(text: str) -> str:
+        return _one_line(text)[: settings.text_limit]
+
+    lines = [f"task: {_one_line(task.instruction)}"]
+    for found in reversed(demonstrations[: settings.demonstrations]):
+        past = found.transition
+        lines.append(f"like: {_one_line(past.action)} => {cut(past.outcome.next_state.text)}")
+    recent = history[-settings.history :] if settings.history else ()
+    lines += [f"then: {_one_line(past.action)} => {cut(past.outcome.next_state.text)}" for past in recent]
+    lines.append(f"state: {cut(state)}")
+    if settings.sheet and sheet is not None:
+        lines += [f"fact: {line}" for line in sheet_lines(sheet, action, settings.actor)]
+    lines.append(f"action: {_one_line(action)[:500]}")
+    return "\n".join(lines) + "\n"
+
+
+def sheet_lines(sheet: WorldSheet, action: str, actor: str | None) -> list[str]:
+    """The part of a sheet that an action touches; all of it where the action names nothing."""
+    facts = touched(sheet, action, actor=actor)
+    named = [name for name in sorted({n for f in facts for n in f[1:]}, key=action.find) if name in action]
+    return tell(facts, order=[actor, *named] if actor else named)
+
+
+def reply_text(note: Note, outcome: Outcome, *, reasoning: bool = True) -> str:
+    """The reply that a model should give: what it is trained on.
+
+    >>> from dreamgym.types import State
+    >>> done = Outcome(next_state=State(text="It opens."), reward=0.0, terminated=False)
+    >>> print(reply_text(Note(reasoning="it is closed.", change=Change(begun=(("opened", "safe 1"),))), done))
+    think: it is closed.
+    change: + opened safe 1;
+    next: It opens.
+    end: no
+    """
+    end = "success" if outcome.success else "yes" if outcome.terminated else "no"
+    facts = [f"- {_fact_text(fact)};" for fact in note.change.ended]
+    facts += [f"+ {_fact_text(fact)};" for fact in note.change.begun]
+    think = _one_line(note.reasoning) if reasoning else ""
+    change = "".join(f" {fact}" for fact in facts)
+    return f"think: {think}\nchange:{change}\nnext: {_one_line(outcome.next_state.text)}\nend: {end}"
+
+
+def parse_reply(text: str) -> Reply:
+    """Read a reply.
+
+    Raises:
+        EpisodeFailedError: it does not have the form, with what was expected and what came.
+    """
+    found = _FORM.match(text) if len(text) <= _LONGEST else None
+    if found is None:
+        raise EpisodeFailedError(
+            FailureKind.PARSE_ERROR,
+            f"expected the four lines think, change, next and end, got {text[:200]!r}",
+        )
+    next_state = _lines(found["next"]).strip()
+    if not next_state:
+        raise EpisodeFailedError(FailureKind.PARSE_ERROR, "expected a next state, got an empty one")
+    return Reply(
+        reasoning=_lines(found["think"]),
+        change=_parse_change(found["change"]),
+        next_state=next_state,
+        terminated=found["end"] != "no",
+        success=found["end"] == "success",
+    )
+
+
+def _parse_change(text: str) -> Change:
+    ended: list[Fact] = []
+    begun: list[Fact] = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        found = _FACT.match(part)
+        if found is None:
+            raise EpisodeFailedError(
+                FailureKind.PARSE_ERROR, f"expected changes like '+ opened safe 1;', got {part[:100]!r}"
+            )
+        sign, predicate, arguments = found.groups()
+        fact = (predicate, *(word.strip() for word in (arguments or "").split(",") if word.strip()))
+        (begun if sign == "+" else ended).append(fact)
+    return Change(ended=tuple(ended), begun=tuple(begun))
+
+
+def _fact_text(fact: Fact) -> str:
+    predicate, *arguments = fact
+    return f"{predicate} {', '.join(arguments)}".strip()
+
+
+def _one_line(text: str) -> str:
+    """Line breaks written as ``\\n``, so that a form's line is one line.
+
+    >>> _lines(_one_line("a\\nb")) == "a\\nb"
+    True
+    """
+    return text.replace("\\", "\\\\").replace("\r", "").replace("\n", "\\n")
+
+
+def _lines(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)

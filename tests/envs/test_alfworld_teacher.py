@@ -1,0 +1,44 @@
+"""The programmatic teacher: its changes keep a sheet true to what the real engine says later."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher, current_sheet
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.offline import read_trajectories
+
+_LISTING = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see (.+?)\.")
+
+
+async def test_the_sheet_it_keeps_agrees_with_every_listing_the_engine_gives() -> None:
+    compared = 0
+    for trajectory in islice(read_trajectories(builtin_dataset()), 0, 1500, 5):
+        annotation = await HouseholdTeacher().annotate(trajectory)
+        assert len(annotation.notes) == len(trajectory)
+        assert trajectory.sheet is not None
+        for number, transition in enumerate(trajectory.transitions):
+            sheet = current_sheet(trajectory.sheet, annotation.notes[: number + 1])
+            text = transition.outcome.next_state.text
+            for on, inside, things in _LISTING.findall(text):
+                seen = set(re.findall(r"\ba (\w+ \d+)", things))
+                told = {f[1] for f in sheet.facts if f[0] == "inreceptacle" and f[2] == (on or inside)}
+                assert seen == told, (transition.action, text)
+                compared += 1
+            if transition.action == "inventory" and text != "Nothing happens.":
+                held = {fact[2] for fact in sheet.facts if fact[:2] == ("holds", AGENT)}
+                assert held == set(re.findall(r"\ba (\w+ \d+)", text))
+    assert compared > 2000
+
+
+async def test_its_reasoning_never_says_done_before_the_task_is() -> None:
+    for trajectory in islice(read_trajectories(builtin_dataset()), 60):
+        annotation = await HouseholdTeacher().annotate(trajectory)
+        for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):
+            assert ("the task is done" in note.reasoning) == transition.outcome.success
+            refused = transition.outcome.next_state.text == "Nothing happens."
+            assert note.reasoning.startswith("not possible") == refused
+            if refused:
+                assert not note.change.ended
+                assert not note.change.begun
