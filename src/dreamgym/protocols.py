@@ -18,12 +18,14 @@ from dreamgym.types import (
     Decision,
     Demonstration,
     Outcome,
+    Prediction,
     RetrievalFilter,
     RolloutGroup,
     State,
     Task,
     Trajectory,
     Transition,
+    Verdict,
     WorldSheet,
 )
 
@@ -132,13 +134,30 @@ class Retriever(Protocol):
 
 
 class ExperienceModel(Protocol):
-    """Plays the environment by reasoning (the paper's M_exp)."""
+    """Plays the environment by reasoning (the paper's M_exp).
+
+    `sheet` holds the facts as they are before the action; the prediction carries them as they are after it.
+    The same arguments always give the same prediction, so that group members differ by their actions alone.
+    """
+
+    @property
+    def name(self) -> str: ...
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State: ...
 
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
-    ) -> Outcome: ...
+    ) -> Prediction: ...
+
+
+class Rewarder(Protocol):
+    """Says what an action earned. Frozen: the loop that trains the policy never trains its grader."""
+
+    async def verdict(
+        self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
+    ) -> Verdict:
+        """`sheet` is the one after the action; `claimed` is the experience model's own word on success."""
+        ...
 
 
 class Teacher(Protocol):

@@ -122,6 +122,23 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What an experience model answers: the outcome, and the world sheet as it is afterwards."""
+
+    outcome: Outcome
+    sheet: WorldSheet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What an action earned, and who says so."""
+
+    reward: float
+    success: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
     """One turn: state, action, outcome."""
 

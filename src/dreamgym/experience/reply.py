@@ -175,3 +175,22 @@ def _one_line(text: str) -> str:
 
 def _lines(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
+
+
+def start_prompt(task: Task, sheet: WorldSheet) -> str:
+    """Asks for the first state of an episode: every line of the sheet, since nothing has been done yet."""
+    lines = [f"task: {_one_line(task.instruction)}", *(f"fact: {line}" for line in tell(sheet.facts))]
+    return "\n".join([*lines, "action: start"]) + "\n"
+
+
+def start_text(state: str) -> str:
+    """The reply to `start_prompt` that a model should give."""
+    return f"next: {_one_line(state)}"
+
+
+def parse_start(text: str) -> str | None:
+    """The first state in a reply, or None if it has none."""
+    first, *rest = text.strip().split("\n")
+    if rest or not first.startswith("next: ") or len(first) > _LONGEST:
+        return None
+    return _lines(first.removeprefix("next: ")).strip() or None

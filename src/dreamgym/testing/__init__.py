@@ -2,9 +2,18 @@
 
 `check_environment` says whether an environment keeps the promises of `dreamgym.protocols.Environment`.
 `Corridor` is a small world that keeps them all, for tests that need some environment and not a certain one.
+`ScriptedLanguageModel` says what a test wants said.
 """
 
 from dreamgym.testing.checker import Check, CheckReport, check_environment
 from dreamgym.testing.corridor import Corridor, CorridorFactory
+from dreamgym.testing.scripted import ScriptedLanguageModel
 
-__all__ = ["Check", "CheckReport", "Corridor", "CorridorFactory", "check_environment"]
+__all__ = [
+    "Check",
+    "CheckReport",
+    "Corridor",
+    "CorridorFactory",
+    "ScriptedLanguageModel",
+    "check_environment",
+]

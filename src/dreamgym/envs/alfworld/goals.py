@@ -1,0 +1,59 @@
+"""When a household task is done, read off the facts: the benchmark's goals as questions to a world sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dreamgym.types import Task, WorldSheet
+
+_PROPERTY = {
+    "pick_clean_then_place_in_recep": "isclean",
+    "pick_heat_then_place_in_recep": "ishot",
+    "pick_cool_then_place_in_recep": "iscool",
+}
+
+
+def goal_met(task: Task, sheet: WorldSheet) -> bool:
+    """Whether the goal in `task.parameters` holds on these (current) facts.
+
+    >>> goal = {"task_type": "pick_and_place_simple", "object_target": "Mug", "parent_target": "Desk"}
+    >>> task = Task(id="t", instruction="", environment="alfworld", parameters={"goal": goal})
+    >>> goal_met(task, WorldSheet(facts=(("inreceptacle", "mug 2", "desk 1"),)))
+    True
+    """
+    goal = task.parameters.get("goal")
+    if not isinstance(goal, Mapping):
+        raise ValueError(f"task {task.id!r} states no goal: expected parameters['goal'], got {goal!r}")
+    family = str(goal["task_type"])
+    wanted = str(goal["object_target"]).lower()
+    if family == "look_at_obj_in_light":
+        return _lit(sheet, wanted, str(goal["toggle_target"]).lower())
+    place = str(goal["parent_target"]).lower()
+    there: dict[str, list[str]] = {}
+    for fact in sheet.facts:
+        if fact[0] == "inreceptacle" and _kind(fact[1]) == wanted and _kind(fact[2]) == place:
+            there.setdefault(fact[2], []).append(fact[1])
+    if family == "pick_two_obj_and_place":
+        return any(len(things) >= 2 for things in there.values())
+    needed = _PROPERTY.get(family)
+    facts = set(sheet.facts)
+    return any(needed is None or (needed, thing) in facts for things in there.values() for thing in things)
+
+
+def _lit(sheet: WorldSheet, wanted: str, lamp: str) -> bool:
+    """The thing is in hand, and a lamp that was switched stands where the agent is."""
+    facts = set(sheet.facts)
+    held = any(fact[0] == "holds" and _kind(fact[2]) == wanted for fact in facts)
+    here = {fact[2] for fact in facts if fact[0] == "atlocation"}
+    stands = {f[1] for f in facts if f[0] == "receptacleatlocation" and f[2] in here}
+    return held and any(
+        fact[0] == "inreceptacle"
+        and fact[2] in stands
+        and _kind(fact[1]) == lamp
+        and ("istoggled", fact[1]) in facts
+        for fact in facts
+    )
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(" ")[0]

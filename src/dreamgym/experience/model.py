@@ -1,0 +1,143 @@
+"""The reasoning experience model: a language model that plays the environment, one strict reply at a time.
+
+It is asked with the task, the facts that the action touches, the newest history and the nearest
+demonstrations, and answers with reasoning, what changes, the next state and whether the episode ends (the
+paper's Eq. 4). A reply that does not parse is asked again with another seed; after the last attempt it is a
+typed failure, which costs one episode. The same question always gets the same answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.reply import PromptSettings, Reply, parse_reply, parse_start, prompt, start_prompt
+from dreamgym.experience.reward import OwnWord
+from dreamgym.experience.sheet import apply
+from dreamgym.protocols import Embedder, LanguageModel, Retriever, Rewarder
+from dreamgym.types import (
+    Completion,
+    CompletionRequest,
+    Demonstration,
+    FailureKind,
+    Outcome,
+    Prediction,
+    RetrievalFilter,
+    State,
+    Task,
+    Transition,
+    WorldSheet,
+)
+
+
+class ReasoningExperienceModel:
+    """Implements `ExperienceModel` over any language model."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        name: str,
+        settings: PromptSettings,
+        rewarder: Rewarder | None = None,
+        memory: tuple[Embedder, Retriever] | None = None,
+        max_synthetic: int | None = None,
+        attempts: int = 3,
+        max_tokens: int = 400,
+    ) -> None:
+        """
+        Args:
+            memory: where demonstrations come from; without it none are shown.
+            max_synthetic: how many of the demonstrations may be synthetic.
+            attempts: how often an unreadable reply is asked for again, in all.
+        """
+        self.name = name
+        self._model = model
+        self._settings = settings
+        self._rewarder = rewarder or OwnWord()
+        self._memory = memory
+        self._max_synthetic = max_synthetic
+        self._attempts = attempts
+        self._max_tokens = max_tokens
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        question = start_prompt(task, sheet)
+        for attempt in range(self._attempts):
+            completion = await self._ask(question, attempt)
+            text = parse_start(completion.text)
+            if text is not None:
+                return State(text=text)
+        raise EpisodeFailedError(
+            FailureKind.PARSE_ERROR,
+            f"{self.name}: expected a first state for task {task.id!r}, "
+            f"got none in {self._attempts} attempts",
+        )
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        shown = await self._demonstrations(task, state, action)
+        question = prompt(task, sheet, history, state.text, action, shown, settings=self._settings)
+        reply, completion = await self._reply(question)
+        after = apply(sheet, reply.change)
+        outcome = Outcome(
+            next_state=State(text=reply.next_state),
+            reward=0.0,
+            terminated=reply.terminated,
+            reasoning=reply.reasoning,
+            confidence=_confidence(completion),
+        )
+        transition = Transition(state=state, action=action, outcome=outcome)
+        verdict = await self._rewarder.verdict(task, after, transition, claimed=reply.success)
+        # A grader that sees success ends the episode, and one that sees none takes the model's success back.
+        terminated = verdict.success or (reply.terminated and not reply.success)
+        return Prediction(
+            outcome=Outcome(
+                next_state=outcome.next_state,
+                reward=verdict.reward,
+                terminated=terminated,
+                success=verdict.success,
+                reasoning=outcome.reasoning,
+                confidence=outcome.confidence,
+                reward_source=verdict.source,
+            ),
+            sheet=after,
+        )
+
+    async def _reply(self, question: str) -> tuple[Reply, Completion]:
+        for attempt in range(self._attempts):
+            completion = await self._ask(question, attempt)
+            try:
+                return parse_reply(completion.text), completion
+            except EpisodeFailedError as error:
+                problem = error
+        raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
+
+    async def _ask(self, question: str, attempt: int) -> Completion:
+        """Greedy at first; a second attempt must be able to differ, and still be the same every time."""
+        seed = int.from_bytes(hashlib.sha256(f"{attempt}\0{question}".encode()).digest()[:4])
+        return await self._model.complete(
+            CompletionRequest(
+                prompt=question,
+                max_tokens=self._max_tokens,
+                temperature=0.0 if attempt == 0 else 0.7,
+                seed=seed,
+            )
+        )
+
+    async def _demonstrations(self, task: Task, state: State, action: str) -> Sequence[Demonstration]:
+        if self._memory is None or not self._settings.demonstrations:
+            return ()
+        embedder, retriever = self._memory
+        keys = await embedder.embed([(state.text, action)])
+        wanted = RetrievalFilter(
+            environment=task.environment, exclude_task=task.id, max_synthetic=self._max_synthetic
+        )
+        return (await retriever.nearest(keys, k=self._settings.demonstrations, filters=[wanted]))[0]
+
+
+def _confidence(completion: Completion) -> float | None:
+    """The probability that the model gave its own words, where it tells: low when it was torn."""
+    return math.exp(sum(completion.logprobs)) if completion.logprobs else None

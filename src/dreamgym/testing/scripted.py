@@ -1,0 +1,28 @@
+"""A language model that says what it is told to: for tests of whatever sits on top of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from dreamgym.types import Completion, CompletionRequest
+
+Script = Callable[[CompletionRequest], str]
+
+
+class ScriptedLanguageModel:
+    """Answers each request with `script(request)`, and remembers what it was asked.
+
+    >>> model = ScriptedLanguageModel(lambda request: request.prompt.upper())
+    >>> asyncio.run(model.complete(CompletionRequest(prompt="hello"))).text
+    'HELLO'
+    """
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.requests: list[CompletionRequest] = []
+
+    async def complete(self, request: CompletionRequest) -> Completion:
+        self.requests.append(request)
+        await asyncio.sleep(0)  # others get their turn, as with a real model
+        return Completion(text=self._script(request))

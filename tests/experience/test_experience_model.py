@@ -1,0 +1,186 @@
+"""The experience model and its environment: faithful to their replies, and never broken by them."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dreamgym.envs.alfworld.goals import goal_met
+from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
+from dreamgym.errors import EpisodeFailedError, EpisodeOverError
+from dreamgym.experience.model import ReasoningExperienceModel
+from dreamgym.experience.reply import PromptSettings, reply_text, start_text
+from dreamgym.experience.reward import Judge, OwnWord, SheetCheck
+from dreamgym.protocols import Environment, Rewarder
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.embed import make_embedder
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.synthetic import SyntheticEnvironment, SyntheticFactory
+from dreamgym.testing import ScriptedLanguageModel
+from dreamgym.types import CompletionRequest, FailureKind, Note, Outcome, State, Task, Trajectory, WorldSheet
+
+SETTINGS = PromptSettings(actor=AGENT)
+TASK = Task(id="t", instruction="open the safe", environment="house")
+SHEET = WorldSheet(facts=(("openable", "safe 1"),))
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Trajectory]:
+    return list(islice(read_trajectories(builtin_dataset()), 12))
+
+
+async def script_of(trajectory: Trajectory) -> ScriptedLanguageModel:
+    """A model that answers as the real engine did in this episode, step by step."""
+    annotation = await HouseholdTeacher().annotate(trajectory)
+    replies = [start_text(trajectory.start.text)]
+    replies += [
+        reply_text(note, transition.outcome)
+        for note, transition in zip(annotation.notes, trajectory.transitions, strict=True)
+    ]
+    answers = iter(replies)
+    return ScriptedLanguageModel(lambda request: next(answers))
+
+
+def imagined(
+    model: ScriptedLanguageModel,
+    rewarder: Rewarder | None = None,
+    task: Task = TASK,
+    sheet: WorldSheet = SHEET,
+) -> SyntheticEnvironment:
+    experience = ReasoningExperienceModel(model, name="test", settings=SETTINGS, rewarder=rewarder)
+    return SyntheticEnvironment(task, experience, sheet, horizon=50)
+
+
+@pytest.mark.parametrize("rewarder", [OwnWord(), SheetCheck(goal_met)], ids=["own word", "sheet"])
+async def test_a_dream_with_true_replies_goes_as_the_real_episode_went(
+    recorded: list[Trajectory], rewarder: Rewarder
+) -> None:
+    for trajectory in recorded:
+        assert trajectory.sheet is not None
+        dream = imagined(await script_of(trajectory), rewarder, trajectory.task, trajectory.sheet)
+        assert isinstance(dream, Environment)
+        assert (await dream.start()).text == trajectory.start.text
+        for transition in trajectory.transitions:
+            outcome = await dream.step(transition.action)
+            real = transition.outcome
+            assert outcome.next_state.text == real.next_state.text
+            assert (outcome.reward, outcome.success) == (real.reward, real.success)
+            assert (outcome.terminated, outcome.truncated) == (real.terminated, real.truncated)
+            assert outcome.reasoning
+        with pytest.raises(EpisodeOverError):
+            await dream.step("look")
+
+
+def opening(end: str = "no") -> str:
+    return f"think: it is closed.\nchange: + opened safe 1;\nnext: You open the safe 1.\nend: {end}"
+
+
+async def test_the_sheet_follows_what_the_model_declares() -> None:
+    model = ScriptedLanguageModel(lambda r: "next: A room." if "action: start" in r.prompt else opening())
+    dream = imagined(model)
+    await dream.start()
+    await dream.step("open safe 1")
+    await dream.step("examine safe 1")
+    assert "fact: safe 1: openable\n" in model.requests[1].prompt
+    assert "fact: safe 1: openable, opened\n" in model.requests[2].prompt
+    assert (await dream.world_sheet()) == SHEET
+
+
+async def test_an_unreadable_reply_is_asked_for_again_and_then_fails_this_episode_alone() -> None:
+    def script(request: CompletionRequest) -> str:
+        if "action: start" in request.prompt:
+            return "next: A room."
+        if "action: sulk" in request.prompt:
+            return "I would rather not."
+        return opening() if request.temperature else "think: hm"
+
+    model = ScriptedLanguageModel(script)
+    good, bad = imagined(model), imagined(model)
+    await asyncio.gather(good.start(), bad.start())
+    outcome, failure = await asyncio.gather(
+        good.step("open safe 1"), bad.step("sulk"), return_exceptions=True
+    )
+    assert isinstance(outcome, Outcome)
+    assert outcome.next_state.text == "You open the safe 1."
+    assert isinstance(failure, EpisodeFailedError)
+    assert failure.kind is FailureKind.PARSE_ERROR
+    assert "3 attempts" in str(failure)
+    retried = [request for request in model.requests if "action: sulk" in request.prompt]
+    assert len({request.seed for request in retried}) == 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_no_reply_however_hostile_raises_anything_but_the_typed_failure(text: str) -> None:
+    async def play() -> None:
+        dream = imagined(ScriptedLanguageModel(lambda r: "next: A." if "action: start" in r.prompt else text))
+        await dream.start()
+        try:
+            outcome = await dream.step("open safe 1")
+        except EpisodeFailedError:
+            return
+        assert outcome.next_state.text.strip()
+
+    asyncio.run(play())
+
+
+async def test_a_grader_overrules_the_models_own_success() -> None:
+    def script(request: CompletionRequest) -> str:
+        if request.choices:
+            return " no"
+        return "next: A room." if "action: start" in request.prompt else opening("success")
+
+    own, judged = (
+        imagined(ScriptedLanguageModel(script)),
+        imagined(ScriptedLanguageModel(script), Judge(ScriptedLanguageModel(script))),
+    )
+    for dream in (own, judged):
+        await dream.start()
+    believed, doubted = await own.step("open safe 1"), await judged.step("open safe 1")
+    assert (believed.reward, believed.terminated, believed.reward_source) == (1.0, True, "model")
+    assert (doubted.reward, doubted.terminated, doubted.reward_source) == (0.0, False, "judge")
+
+
+async def test_demonstrations_come_from_the_buffer_and_never_from_the_same_task(
+    recorded: list[Trajectory], tmp_path: Path
+) -> None:
+    with ReplayBuffer.open(tmp_path / "replay.sqlite") as buffer:
+        for each in recorded:
+            await buffer.add(each)
+        trajectory = recorded[0]
+        model = await script_of(trajectory)
+        experience = ReasoningExperienceModel(
+            model, name="test", settings=SETTINGS, memory=(make_embedder("lexical"), buffer)
+        )
+        assert trajectory.sheet is not None
+        first = trajectory.transitions[0]
+        await experience.imagine_start(trajectory.task, trajectory.sheet)
+        await experience.predict(trajectory.task, trajectory.sheet, [], first.state, first.action)
+        shown = [line for line in model.requests[-1].prompt.splitlines() if line.startswith("like: ")]
+        assert len(shown) == SETTINGS.demonstrations
+
+
+async def test_a_factory_dreams_the_same_world_for_every_member_of_a_group() -> None:
+    model = ScriptedLanguageModel(lambda r: "next: A room." if "action: start" in r.prompt else opening())
+    experience = ReasoningExperienceModel(model, name="test", settings=SETTINGS)
+    factory = SyntheticFactory(experience, [TASK], lambda task: SHEET, horizon=2)
+    members = [factory.make(TASK) for _ in range(4)]
+    for member in members:
+        await member.start()
+    outcomes = [await member.step("open safe 1") for member in members]
+    assert len(set(outcomes)) == 1
+    last = await members[0].step("open safe 1")
+    assert last.truncated
+    assert not last.terminated
+    assert [task.id for task in await factory.tasks("train", 1)] == ["t"]
+
+
+def test_a_note_without_a_change_is_a_note() -> None:
+    done = Outcome(next_state=State(text="x"), reward=0.0, terminated=False)
+    assert "change:\n" in reply_text(Note(reasoning="nothing changes."), done)
