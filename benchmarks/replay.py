@@ -4,7 +4,7 @@
 
 Searches are given in CPU milliseconds per query on one thread, measured in turns in one process, because
 wall-clock times of a busy machine say little. All rows lie in one environment and source: the case in which
-partitions help least. Everything takes about ten minutes, `--quick` one.
+partitions help least. Everything takes about five minutes, `--quick` half a one.
 """
 
 from __future__ import annotations

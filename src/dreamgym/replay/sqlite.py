@@ -35,7 +35,7 @@ from dreamgym.replay.log import (
     nothing_there,
     other_embedder,
 )
-from dreamgym.replay.wal import wal_picture
+from dreamgym.replay.wal import WalPicture, wal_picture
 
 APPLICATION_ID: Final = 0x44474D52
 PAGE_SIZE: Final = 16384
@@ -248,10 +248,11 @@ class SqliteLog:
         return status
 
     def _report_torn_tail(self) -> None:
-        with self._transaction():  # nobody writes meanwhile
-            picture = wal_picture(self._wal, page_size=PAGE_SIZE)
+        before = self._wal_picture()
         intact = self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
-        size, commits = picture.torn(intact) if picture else (0, 0)
+        if before is None or before != self._wal_picture():
+            return  # somebody else is writing: the log is in use, not left behind
+        size, commits = before.torn(intact)
         if not size:
             return
         self.repaired = f"{self.name}: dropped {size} bytes that an interrupted write left in its log"
@@ -261,6 +262,10 @@ class SqliteLog:
             self.repaired += f", among them {commits} whole commits behind damage; a copy is in {copy.name}"
         logger.warning("%s", self.repaired)
         self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else the next opening reports it again
+
+    def _wal_picture(self) -> WalPicture | None:
+        with self._transaction():  # nobody writes meanwhile
+            return wal_picture(self._wal, page_size=PAGE_SIZE)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
