@@ -1,0 +1,111 @@
+"""From annotated trajectories to training examples for the experience model (the paper's Eq. 5).
+
+An example is the very prompt that the model will be asked at dream time, and the reply it should give. Its
+demonstrations are retrieved as they will be then, and never from its own task, or the answer would stand
+among them. Splits are made by task, never by row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dreamgym.experience.reply import PromptSettings, prompt, reply_text, start_prompt, start_text
+from dreamgym.experience.sheet import apply
+from dreamgym.protocols import Embedder, Retriever, Teacher
+from dreamgym.types import Annotation, Demonstration, RetrievalFilter, Trajectory, WorldSheet
+
+_TOGETHER = 16
+"""Trajectories whose demonstrations are looked up in one search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A question and the reply to learn."""
+
+    prompt: str
+    reply: str
+    trajectory_id: str
+    position: int
+    """-1 for the start of an episode."""
+
+
+async def examples(
+    trajectories: Iterable[Trajectory],
+    teacher: Teacher,
+    *,
+    settings: PromptSettings,
+    memory: tuple[Embedder, Retriever] | None = None,
+) -> AsyncIterator[Example]:
+    """The examples of these trajectories, in order; those without a world sheet are told without one."""
+    for group in _groups(trajectories):
+        shown = await _demonstrations(group, settings, memory)
+        for trajectory in group:
+            annotation = await teacher.annotate(trajectory)
+            for example in _of(trajectory, annotation, settings, shown):
+                yield example
+
+
+def held_out(task_id: str, share: float) -> bool:
+    """Whether a task belongs to the validation part: by its id alone, so every run agrees.
+
+    >>> sum(held_out(f"task {number}", 0.1) for number in range(1000))
+    94
+    """
+    digest = hashlib.sha256(task_id.encode()).digest()
+    return int.from_bytes(digest[:8]) / 2**64 < share
+
+
+def _of(
+    trajectory: Trajectory,
+    annotation: Annotation,
+    settings: PromptSettings,
+    shown: Iterator[Sequence[Demonstration]],
+) -> Iterator[Example]:
+    if len(annotation.notes) != len(trajectory):
+        raise ValueError(
+            f"expected {len(trajectory)} notes for trajectory {trajectory.id!r}, got {len(annotation.notes)}"
+        )
+    sheet = trajectory.sheet or WorldSheet(facts=())
+    yield Example(
+        prompt=start_prompt(trajectory.task, sheet),
+        reply=start_text(trajectory.start.text),
+        trajectory_id=trajectory.id,
+        position=-1,
+    )
+    for position, (transition, note) in enumerate(zip(trajectory.transitions, annotation.notes, strict=True)):
+        yield Example(
+            prompt=prompt(
+                trajectory.task,
+                sheet,
+                trajectory.transitions[:position],
+                transition.state.text,
+                transition.action,
+                next(shown),
+                settings=settings,
+            ),
+            reply=reply_text(note, transition.outcome, reasoning=settings.reasoning),
+            trajectory_id=trajectory.id,
+            position=position,
+        )
+        sheet = apply(sheet, note.change)
+
+
+async def _demonstrations(
+    group: Sequence[Trajectory], settings: PromptSettings, memory: tuple[Embedder, Retriever] | None
+) -> Iterator[Sequence[Demonstration]]:
+    if memory is None or not settings.demonstrations:
+        return itertools.repeat(())
+    embedder, retriever = memory
+    steps = [(each.task, transition) for each in group for transition in each.transitions]
+    keys = await embedder.embed([(transition.state.text, transition.action) for _, transition in steps])
+    wanted = [RetrievalFilter(environment=task.environment, exclude_task=task.id) for task, _ in steps]
+    return iter(await retriever.nearest(keys, k=settings.demonstrations, filters=wanted))
+
+
+def _groups(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
+    found = iter(trajectories)
+    while group := list(itertools.islice(found, _TOGETHER)):
+        yield group

@@ -1,0 +1,291 @@
+"""Teaches a language model the replies of an experience model, resumable to the bit.
+
+A plain loop: batches of like length, the loss on the reply alone, orthogonalised momentum (Muon) for weight
+matrices and AdamW for the rest. What a step does depends on the settings and its number only, so a run that
+was killed and resumed from its last checkpoint ends with the same weights as one that never stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dreamgym.errors import ConfigError, StoreError
+from dreamgym.experience.dataset import Example
+
+_CHECKPOINT = "checkpoint.pt"
+_IGNORED = -100
+
+
+class Encoder(Protocol):
+    """Turns text into token ids, as the model's own engine does."""
+
+    def __call__(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneSettings:
+    """How a model is taught. Learning rates rise for `warmup` steps, hold, and fall over the last part."""
+
+    steps: int = 2000
+    batch: int = 32
+    learning_rate: float = 3e-3
+    matrix_learning_rate: float = 0.02
+    warmup: int = 50
+    falling_share: float = 0.6
+    clip: float = 1.0
+    seed: int = 0
+    longest: int = 1024
+    """Tokens of an example; longer ones are left out and counted."""
+    evaluate_every: int = 200
+    evaluate_on: int = 256
+    checkpoint_every: int = 100
+    patience: int | None = None
+    """Evaluations without a better agreement after which to stop early."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where a run is."""
+
+    step: int = 0
+    loss: float = float("nan")
+    agreement: float = float("nan")
+    """Share of held-out replies that greedy decoding would give word for word."""
+    best: float = -1.0
+    stale: int = 0
+    left_out: int = 0
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    """(step, loss, agreement) of every evaluation."""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    tokens: tuple[int, ...]
+    reply_at: int
+
+
+class Finetuning:
+    """One run of teaching, in a folder that holds its checkpoint."""
+
+    def __init__(
+        self,
+        model: Any,
+        encode: Encoder,
+        end: int,
+        training: Sequence[Example],
+        validation: Sequence[Example],
+        *,
+        settings: FinetuneSettings,
+        folder: Path,
+    ) -> None:
+        """`end` is the token that closes a reply."""
+        self._model = model
+        self._settings = settings
+        self._folder = folder
+        self.progress = Progress()
+        self._training = self._encoded(training, encode, end)
+        self._validation = self._encoded(validation[: settings.evaluate_on], encode, end)
+        if not self._training:
+            raise ConfigError(
+                f"expected training examples of at most {settings.longest} tokens, "
+                f"got {len(training)}, none of which fits"
+            )
+        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+        known = set(map(id, matrices))
+        rest = [p for p in model.parameters() if id(p) not in known and p.requires_grad]
+        self._muon = _Muon([p for p in matrices if p.requires_grad])
+        self._adam = torch.optim.AdamW(rest, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def run(self, on_progress: OnProgress | None = None) -> Progress:
+        """Teach until the last step, or until agreement stops rising; from a checkpoint if there is one."""
+        self._resume()
+        settings, progress = self._settings, self.progress
+        self._model.train()
+        while progress.step < settings.steps and not self._finished():
+            self._step()
+            progress.step += 1
+            last = progress.step == settings.steps
+            if self._validation and (progress.step % settings.evaluate_every == 0 or last):
+                self._evaluate()
+            if progress.step % settings.checkpoint_every == 0 or last:
+                self._save()
+            if on_progress is not None:
+                on_progress(progress)
+        self._model.eval()
+        return progress
+
+    def _finished(self) -> bool:
+        return self._settings.patience is not None and self.progress.stale >= self._settings.patience
+
+    def _step(self) -> None:
+        settings = self._settings
+        tokens, targets = _padded([self._training[index] for index in self._batch(self.progress.step)])
+        wanted = targets[:, 1:] != _IGNORED
+        # Only positions that are taught go through the output layer, which is most of a small model's work.
+        hidden = self._model.model(input_ids=tokens).last_hidden_state[:, :-1][wanted]
+        loss = torch.nn.functional.cross_entropy(self._model.lm_head(hidden), targets[:, 1:][wanted])
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), settings.clip)
+        scale = _schedule(self.progress.step, settings)
+        for group in self._adam.param_groups:
+            group["lr"] = settings.learning_rate * scale
+        self._adam.step()
+        self._muon.step(settings.matrix_learning_rate * scale)
+        self._model.zero_grad(set_to_none=True)
+        self.progress.loss = loss.item()
+
+    def _batch(self, step: int) -> list[int]:
+        """The examples of a step. An epoch is shuffled, cut into pieces, and like lengths share a batch."""
+        size = min(self._settings.batch, len(self._training))
+        per_epoch = len(self._training) // size
+        epoch, place = divmod(step, per_epoch)
+        if getattr(self, "_epoch", None) != epoch:
+            self._epoch, self._order = epoch, self._shuffled(epoch, size)
+        return self._order[place]
+
+    def _shuffled(self, epoch: int, size: int) -> list[list[int]]:
+        rng = Random(f"{self._settings.seed}/{epoch}")
+        order = list(range(len(self._training)))
+        rng.shuffle(order)
+        batches: list[list[int]] = []
+        for start in range(0, len(order), 50 * size):
+            piece = sorted(order[start : start + 50 * size], key=lambda i: len(self._training[i].tokens))
+            batches += [piece[at : at + size] for at in range(0, len(piece) - size + 1, size)]
+        rng.shuffle(batches)
+        return batches
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        """A greedy reply is right word for word exactly when each of its tokens is the likeliest, given the
+        right ones before it; so one forward pass tells what generation would."""
+        progress = self.progress
+        right = 0
+        self._model.eval()
+        for examples in _chunks(self._validation, 64):
+            tokens, targets = _padded(examples)
+            guesses = self._model(input_ids=tokens).logits[:, :-1].argmax(-1)
+            wanted = targets[:, 1:]
+            right += int(((guesses == wanted) | (wanted == _IGNORED)).all(dim=1).sum())
+        self._model.train()
+        progress.agreement = right / len(self._validation)
+        progress.stale = 0 if progress.agreement > progress.best else progress.stale + 1
+        progress.best = max(progress.best, progress.agreement)
+        progress.curve.append((progress.step, progress.loss, progress.agreement))
+
+    def _encoded(self, examples: Sequence[Example], encode: Encoder, end: int) -> list[_Encoded]:
+        made = []
+        for example in examples:
+            prompt, reply = encode(example.prompt), encode(example.reply)
+            if len(prompt) + len(reply) + 1 > self._settings.longest:
+                self.progress.left_out += 1
+                continue
+            made.append(_Encoded((*prompt, *reply, end), len(prompt)))
+        return made
+
+    def _save(self) -> None:
+        """Whole or not at all: a new file takes the old one's name only when it is on disk."""
+        path = self._folder / _CHECKPOINT
+        temporary = path.with_suffix(".tmp")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                torch.save(
+                    {
+                        "settings": asdict(self._settings),
+                        "progress": asdict(self.progress),
+                        "model": self._model.state_dict(),
+                        "adam": self._adam.state_dict(),
+                        "muon": self._muon.momenta,
+                    },
+                    file,
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write the checkpoint: {error}") from None
+
+    def _resume(self) -> None:
+        path = self._folder / _CHECKPOINT
+        if not path.exists():
+            return
+        stored = torch.load(path, weights_only=True)
+        theirs, mine = stored["settings"], asdict(self._settings)
+        for name, value in mine.items():
+            if theirs.get(name) != value:
+                raise ConfigError(
+                    f"{path} was made with {name}={theirs.get(name)!r}, now {value!r} is asked for; "
+                    "choose another folder, or the same settings to go on"
+                )
+        self._model.load_state_dict(stored["model"])
+        self._adam.load_state_dict(stored["adam"])
+        self._muon.momenta = stored["muon"]
+        self.progress = Progress(**stored["progress"])
+
+
+class _Muon:
+    """Momentum whose matrix updates are made orthogonal (Newton–Schulz), in the parameters' own precision.
+
+    torch's stock version orthogonalises in bfloat16, which many CPUs only emulate: several times slower here.
+    """
+
+    def __init__(self, matrices: list[torch.nn.Parameter], momentum: float = 0.95) -> None:
+        self._matrices = matrices
+        self._momentum = momentum
+        self.momenta = [torch.zeros_like(matrix) for matrix in matrices]
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        for matrix, momentum in zip(self._matrices, self.momenta, strict=True):
+            if matrix.grad is None:
+                continue
+            momentum.mul_(self._momentum).add_(matrix.grad)
+            update = _orthogonal(matrix.grad.add(momentum, alpha=self._momentum))
+            rows, columns = matrix.shape
+            matrix.add_(update, alpha=-learning_rate * max(1.0, rows / columns) ** 0.5)
+
+
+def _orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
+    """The nearest matrix with singular values near 1 (the quintic of the Muon recipe)."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    x: Tensor = matrix.T if tall else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(rounds):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if tall else x
+
+
+def _schedule(step: int, settings: FinetuneSettings) -> float:
+    rising = min(1.0, (step + 1) / max(1, settings.warmup))
+    left = (settings.steps - step) / max(1, settings.steps)
+    falling = 1.0 if left > settings.falling_share else max(0.02, left / settings.falling_share)
+    return rising * falling
+
+
+def _padded(examples: Sequence[_Encoded]) -> tuple[Tensor, Tensor]:
+    """Tokens and targets `(B, T)`, padded on the right; prompts are no targets."""
+    width = max(len(example.tokens) for example in examples)
+    tokens = torch.zeros(len(examples), width, dtype=torch.long)
+    targets = torch.full((len(examples), width), _IGNORED)
+    for row, example in enumerate(examples):
+        length = len(example.tokens)
+        tokens[row, :length] = torch.tensor(example.tokens)
+        targets[row, example.reply_at : length] = tokens[row, example.reply_at : length]
+    return tokens, targets
+
+
+def _chunks(items: Sequence[_Encoded], size: int) -> Iterator[Sequence[_Encoded]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

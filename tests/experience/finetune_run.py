@@ -1,0 +1,57 @@
+"""One fine-tuning run of a very small model, in a process that a test may kill.
+
+Usage: finetune_run.py FOLDER STEPS
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dreamgym.experience.dataset import Example
+from dreamgym.experience.finetune import FinetuneSettings, Finetuning, Progress
+
+WORDS = ["<end>", *"abcdefgh", ":", "\n", "say"]
+
+
+def encode(text: str) -> list[int]:
+    return [WORDS.index(word) for word in text.replace("\n", " \n ").split(" ") if word]
+
+
+def echo(number: int) -> Example:
+    """A copying task: the reply repeats two letters of the prompt."""
+    first, second = WORDS[1 + number % 8], WORDS[1 + (number // 8) % 8]
+    return Example(
+        prompt=f"say : {first} {second} \n ", reply=f"{first} {second}", trajectory_id=str(number), position=0
+    )
+
+
+def finetuning(folder: Path, steps: int, **changes: Any) -> tuple[Any, Finetuning]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = LlamaForCausalLM(  # type: ignore[no-untyped-call]
+        LlamaConfig(
+            vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+    settings = FinetuneSettings(
+        **{"steps": steps, "batch": 8, "evaluate_every": 20, "checkpoint_every": 5, "warmup": 5, **changes}
+    )
+    examples = [echo(number) for number in range(64)]
+    return model, Finetuning(model, encode, 0, examples, examples, settings=settings, folder=folder)
+
+
+def slowly(progress: Progress) -> None:
+    sys.stdout.write(f"{progress.step}\n")
+    sys.stdout.flush()
+    time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    finetuning(Path(sys.argv[1]), int(sys.argv[2]))[1].run(slowly)

@@ -1,0 +1,92 @@
+"""Training examples: the prompts of dream time, without leaks, split by task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
+from dreamgym.experience.dataset import examples, held_out
+from dreamgym.experience.reply import PromptSettings, parse_reply, parse_start
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.embed import make_embedder
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.types import Annotation, Trajectory
+
+SETTINGS = PromptSettings(actor=AGENT)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Trajectory]:
+    return list(islice(read_trajectories(builtin_dataset()), 20))
+
+
+async def test_every_transition_and_every_start_becomes_one_readable_example(
+    recorded: list[Trajectory],
+) -> None:
+    made = [example async for example in examples(recorded, HouseholdTeacher(), settings=SETTINGS)]
+    assert len(made) == sum(1 + len(trajectory) for trajectory in recorded)
+    for example in made:
+        trajectory = next(each for each in recorded if each.id == example.trajectory_id)
+        if example.position < 0:
+            assert parse_start(example.reply) == trajectory.start.text
+        else:
+            outcome = trajectory.transitions[example.position].outcome
+            reply = parse_reply(example.reply)
+            assert (reply.next_state, reply.success) == (outcome.next_state.text, outcome.success)
+            assert f"action: {trajectory.transitions[example.position].action}\n" in example.prompt
+
+
+async def test_demonstrations_never_come_from_the_examples_own_task(
+    recorded: list[Trajectory], tmp_path: Path
+) -> None:
+    """The episode itself is in the buffer, and would be its own best demonstration."""
+    with ReplayBuffer.open(tmp_path / "replay.sqlite") as buffer:
+        for trajectory in recorded[:4]:
+            await buffer.add(trajectory)
+        embedder = make_embedder("lexical")
+        alone = [
+            example
+            async for example in examples(
+                recorded[:1], HouseholdTeacher(), settings=SETTINGS, memory=(embedder, buffer)
+            )
+        ]
+        own = {t.outcome.next_state.text for t in recorded[0].transitions}
+        others = {t.outcome.next_state.text for each in recorded[1:4] for t in each.transitions}
+        shown = [
+            line.split(" => ", 1)[1].replace("\\n", "\n")
+            for example in alone
+            for line in example.prompt.splitlines()
+            if line.startswith("like: ")
+        ]
+        assert len(shown) == 2 * len(recorded[0])
+        assert not {text for text in shown if text in own - others}
+
+
+async def test_reasoning_and_sheet_can_be_left_out(recorded: list[Trajectory]) -> None:
+    bare = replace(SETTINGS, sheet=False, reasoning=False, history=0)
+    made = [example async for example in examples(recorded[:2], HouseholdTeacher(), settings=bare)]
+    steps = [example for example in made if example.position >= 0]
+    assert all("fact:" not in each.prompt and "then:" not in each.prompt for each in steps)
+    assert all(each.reply.startswith("think: \n") for each in steps)
+
+
+async def test_a_teacher_whose_notes_do_not_count_up_is_refused(recorded: list[Trajectory]) -> None:
+    class Forgetful(HouseholdTeacher):
+        async def annotate(self, trajectory: Trajectory) -> Annotation:
+            annotation = await super().annotate(trajectory)
+            return replace(annotation, notes=annotation.notes[:-1])
+
+    with pytest.raises(ValueError, match="notes for trajectory"):
+        async for _ in examples(recorded[:1], Forgetful(), settings=SETTINGS):
+            pass
+
+
+def test_the_validation_part_is_made_of_whole_tasks(recorded: list[Trajectory]) -> None:
+    assert {held_out("a task", 0.3) for _ in range(5)} == {held_out("a task", 0.3)}
+    assert not any(held_out(trajectory.task.id, 0.0) for trajectory in recorded)
+    assert all(held_out(trajectory.task.id, 1.0) for trajectory in recorded)

@@ -1,0 +1,63 @@
+"""Fine-tuning: it learns, stops when it should, and a killed run ends as if it had never stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from finetune_run import finetuning
+
+from dreamgym.errors import ConfigError
+
+SCRIPT = Path(__file__).with_name("finetune_run.py")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    stored = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert stored["progress"]["step"] == 40
+    return dict(stored["model"])
+
+
+def test_it_learns_to_copy_and_says_how_well(tmp_path: Path) -> None:
+    _, run = finetuning(tmp_path, 150)
+    progress = run.run()
+    assert progress.agreement > 0.95
+    assert progress.curve[0][2] < progress.curve[-1][2]
+
+
+def test_a_run_killed_twice_ends_with_the_weights_of_one_never_stopped(tmp_path: Path) -> None:
+    finetuning(tmp_path / "whole", 40)[1].run()
+    for stop in (7, 23):
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(tmp_path / "killed"), "40"], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= stop:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        process.wait()
+    finetuning(tmp_path / "killed", 40)[1].run()
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    finetuning(tmp_path, 10)[1].run()
+    with pytest.raises(ConfigError, match="was made with batch=8, now 4 is asked for"):
+        finetuning(tmp_path, 10, batch=4)[1].run()
+
+
+def test_it_stops_when_agreement_no_longer_rises(tmp_path: Path) -> None:
+    _, run = finetuning(tmp_path, 400, patience=2)
+    assert run.run().step < 400
+
+
+def test_examples_that_are_too_long_are_counted_and_none_left_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none of which fits"):
+        finetuning(tmp_path, 10, longest=3)
