@@ -209,6 +209,8 @@ class CompletionRequest:
     """One question to a language model."""
 
     prompt: str
+    prompt_token_ids: tuple[int, ...] | None = None
+    """If given, exactly these tokens are the prompt of a local model, whatever `prompt` says."""
     conversation: str | None = None
     """Requests of one growing conversation share this key, so that a local model reuses its KV cache."""
     max_tokens: int = 256

@@ -1,0 +1,268 @@
+"""How fast a local model generates here: ratios against `generate`, and the share of what is possible.
+
+    python benchmarks/generation.py [--quick] [--json] [--preset tiny] [--family lfm2] [--threads N]
+
+Episodes of 10 turns on the texts of shipped trajectories: each turn the model writes 16 tokens, then the
+environment's next state is appended. Both sides play the same episodes greedily on the same weights, in turn,
+in the same run. `generate` gets every conversation whole each turn, tokens ready, in one batch with left
+padding. The limit is the time of the matrix products alone: every product of every step of ours, same shapes
+and weights, nothing between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dreamgym.models.local import LocalLanguageModel
+from dreamgym.models.packed import PackedBackend
+from dreamgym.models.tiny import make_model, make_tokenizer
+from dreamgym.models.workspace import Step
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.types import CompletionRequest
+
+TURNS = 10
+WRITTEN = 16
+"""Tokens per turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the environment says in one episode."""
+
+    start: str
+    states: list[str]
+
+
+@dataclass(slots=True)
+class Played:
+    """One way of playing all episodes once."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    texts: list[list[str]] = field(default_factory=list)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="1, 16 and 64 episodes, one round")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--family", default="lfm2", choices=["lfm2", "llama"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    scripts, tokenizer = read_scripts(256)
+    model = make_model(arguments.preset, tokenizer, family=arguments.family)
+    model.generation_config.eos_token_id = None  # every turn is equally long on both sides
+    rounds = 1 if arguments.quick else 3
+    result: dict[str, Any] = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
+        "threads": arguments.threads,
+        "model": f"{arguments.family} {arguments.preset}, {model.num_parameters():,} parameters",
+        "turns": TURNS,
+        "tokens_per_turn": WRITTEN,
+        "episodes": {},
+    }
+    for episodes in (1, 16, 64) if arguments.quick else (1, 16, 64, 256):
+        measured = compare(model, tokenizer, scripts[:episodes], rounds if episodes < 256 else 1)
+        result["episodes"][episodes] = measured
+    print(json.dumps(result, indent=2) if arguments.json else table(result))
+
+
+def read_scripts(count: int) -> tuple[list[Script], Any]:
+    scripts, texts = [], []
+    for trajectory in read_trajectories(builtin_dataset()):
+        states = [transition.outcome.next_state.text for transition in trajectory.transitions]
+        texts += [
+            trajectory.start.text,
+            *states,
+            *(transition.action for transition in trajectory.transitions),
+        ]
+        # Experts' episodes are about equally long, which spares `generate` most of its padding.
+        if len(states) >= TURNS and trajectory.provenance.policy == "expert":
+            scripts.append(Script(trajectory.start.text, states[:TURNS]))
+    return scripts[:count], make_tokenizer(texts)
+
+
+def compare(model: Any, tokenizer: Any, scripts: list[Script], rounds: int) -> dict[str, Any]:
+    ours, theirs, limits = [], [], []
+    for _ in range(rounds):
+        played, steps, reused = play_ours(model, tokenizer, scripts)
+        ours.append(played)
+        theirs.append(play_theirs(model, tokenizer, scripts))
+        limits.append(time_products(model, steps))
+    written = len(scripts) * TURNS * WRITTEN
+    pairs = [
+        (a, b)
+        for mine, other in zip(ours[-1].texts, theirs[-1].texts, strict=True)
+        for a, b in zip(mine, other, strict=True)
+    ]
+    our_wall, our_cpu = (statistics.median(getattr(p, name) for p in ours) for name in ("wall", "cpu"))
+    products = statistics.median(limit["layers"] + limit["attention"] for limit in limits)
+    return {
+        "ours_tokens_per_second": written / our_wall,
+        "generate_tokens_per_second": written / statistics.median(p.wall for p in theirs),
+        "ratio": statistics.median(b.wall / a.wall for a, b in zip(ours, theirs, strict=True)),
+        "ratio_of_cpu_time": statistics.median(b.cpu / a.cpu for a, b in zip(ours, theirs, strict=True)),
+        "milliseconds_per_step": 1e3 * our_wall / len(steps),
+        "products_tokens_per_second": written / products,
+        "share_of_limit": products / our_wall,
+        "share_of_limit_in_cpu_time": statistics.median(limit["cpu"] for limit in limits) / our_cpu,
+        "attention_share_of_products": statistics.median(
+            limit["attention"] / (limit["layers"] + limit["attention"]) for limit in limits
+        ),
+        "prompt_tokens_reused": reused,
+        "identical_turns": sum(a == b for a, b in pairs) / len(pairs),
+    }
+
+
+def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played, list[Step], float]:
+    language_model = LocalLanguageModel(model, tokenizer, closing_tokens=())
+    backend = language_model._engine._backend
+    assert isinstance(backend, PackedBackend)
+    forward, steps = backend.forward, []
+
+    class Noting:
+        reach = forward.reach
+        refresh = forward.refresh
+
+        def __call__(self, tokens: Any, step: Step, workspace: Any) -> Any:
+            steps.append(step)
+            return forward(tokens, step, workspace)
+
+    async def episode(number: int, script: Script) -> list[str]:
+        conversation, texts = script.start + "\n>", []
+        for state in script.states:
+            request = CompletionRequest(prompt=conversation, conversation=str(number), max_tokens=WRITTEN)
+            texts.append((await language_model.complete(request)).text)
+            conversation += f"{texts[-1]}\n{state}\n>"
+        return texts
+
+    async def all_episodes() -> list[list[str]]:
+        texts = await asyncio.gather(*(episode(number, script) for number, script in enumerate(scripts)))
+        await language_model.aclose()
+        return texts
+
+    backend.forward = Noting()
+    played = timed(lambda: asyncio.run(all_episodes()))
+    meter = language_model.meter
+    return played, steps, meter.reused_tokens / meter.prompt_tokens
+
+
+def play_theirs(model: Any, tokenizer: Any, scripts: list[Script]) -> Played:
+    """Tokens of a conversation are kept, not made again: only `generate` is worked."""
+
+    def tokens_of(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+    pad = tokenizer.pad_token_id
+    conversations = [[tokenizer.bos_token_id, *tokens_of(script.start + "\n>")] for script in scripts]
+    texts: list[list[str]] = [[] for _ in scripts]
+    said = [[tokens_of(f"\n{state}\n>") for state in script.states] for script in scripts]
+
+    def play() -> list[list[str]]:
+        for turn in range(TURNS):
+            longest = max(map(len, conversations))
+            inputs = torch.tensor([[pad] * (longest - len(tokens)) + tokens for tokens in conversations])
+            mask = torch.tensor(
+                [[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in conversations]
+            )
+            output = model.generate(
+                input_ids=inputs,
+                attention_mask=mask,
+                max_new_tokens=WRITTEN,
+                do_sample=False,
+                pad_token_id=pad,
+            )
+            for number, row in enumerate(output[:, longest:].tolist()):
+                texts[number].append(tokenizer.decode(row, skip_special_tokens=True))
+                conversations[number] += row + said[number][turn]
+        return texts
+
+    with torch.inference_mode():
+        return timed(play)
+
+
+def timed(play: Callable[[], list[list[str]]]) -> Played:
+    wall, cpu = time.perf_counter(), time.process_time()
+    texts = play()
+    return Played(time.perf_counter() - wall, time.process_time() - cpu, texts)
+
+
+@torch.inference_mode()
+def time_products(model: Any, steps: list[Step]) -> dict[str, float]:
+    """Seconds of the matrix products of these steps and of nothing else."""
+    config = model.config
+    layers = [
+        module.weight.t() for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+    ]
+    head, layers = layers[-1], layers[:-1]
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    attentions = kinds.count("full_attention")
+    size = config.hidden_size // config.num_attention_heads
+    shared = config.num_attention_heads // config.num_key_value_heads
+    rows = max(step.decoding + len(step.chunks) for step in steps) * config.num_key_value_heads
+    columns = max(max([step.longest, *(chunk.end for chunk in step.chunks)]) for step in steps)
+    keys, values = torch.randn(rows, size, columns), torch.randn(rows, columns, size)
+    total = {"layers": 0.0, "attention": 0.0, "cpu": time.process_time()}
+    for step in steps:
+        tokens = step.decoding + sum(chunk.size for chunk in step.chunks)
+        inputs = {weight.shape[0]: torch.randn(tokens, weight.shape[0]) for weight in layers}
+        last = torch.randn(step.decoding + len(step.chunks), head.shape[0])
+        spans = [(step.decoding * config.num_key_value_heads, 1, step.longest)] if step.decoding else []
+        spans += [(config.num_key_value_heads, chunk.size, chunk.end) for chunk in step.chunks]
+        pairs = [
+            (torch.randn(n, q * shared, size), torch.randn(n, q * shared, end), end) for n, q, end in spans
+        ]
+        began = time.perf_counter()
+        for weight in layers:
+            torch.mm(inputs[weight.shape[0]], weight)
+        torch.mm(last, head)
+        between = time.perf_counter()
+        for _ in range(attentions):
+            for query, scores, end in pairs:
+                torch.bmm(query, keys[: len(query), :, :end])
+                torch.bmm(scores, values[: len(scores), :end])
+        total["attention"] += time.perf_counter() - between
+        total["layers"] += between - began
+    total["cpu"] = time.process_time() - total["cpu"]
+    return total
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['machine']}, {result['threads']} threads; {result['model']}",
+        f"{result['turns']} turns of {result['tokens_per_turn']} tokens, greedy; tokens per second",
+        "",
+        "episodes     ours  generate   ratio  (cpu time)   products   share of limit   same text   reused",
+    ]
+    for episodes, row in result["episodes"].items():
+        cells = (
+            f"{episodes:8}",
+            f"{row['ours_tokens_per_second']:7.0f}",
+            f"{row['generate_tokens_per_second']:8.0f}",
+            f"{row['ratio']:5.1f}x",
+            f"{row['ratio_of_cpu_time']:9.1f}x",
+            f"{row['products_tokens_per_second']:9.0f}",
+            f"{row['share_of_limit']:15.0%}",
+            f"{row['identical_turns']:10.1%}",
+            f"{row['prompt_tokens_reused']:7.0%}",
+        )
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

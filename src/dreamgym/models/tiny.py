@@ -1,0 +1,155 @@
+"""A tokenizer made from the corpus at hand and a small causal LM from scratch, for a CPU and minutes.
+
+The tokenizer knows whole words: copying a fact from the context is then copying a few tokens, which is what a
+small model has to learn. Words it has not met are spelt in bytes, so every string survives the way there and
+back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import nn
+from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from dreamgym.config import nearest_name
+from dreamgym.errors import ConfigError
+
+PAD, END, BEGIN = "<pad>", "<eos>", "<bos>"
+SPECIAL_TOKENS = (PAD, END, BEGIN)
+_WORDS = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]|\s"
+"""Words, numbers of up to three digits, marks, each with the space before it; other white space."""
+
+Family = Literal["lfm2", "llama"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """The shape of a small model."""
+
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    wide: int
+    """Width of the feed-forward part."""
+    context: int = 2048
+
+
+PRESETS = {
+    "nano": Preset(hidden=32, layers=3, heads=2, key_heads=1, wide=64, context=1024),
+    "tiny": Preset(hidden=128, layers=6, heads=4, key_heads=2, wide=320),
+    "small": Preset(hidden=256, layers=6, heads=8, key_heads=2, wide=640),
+}
+"""About 30 thousand, 1.1 and 4.2 million parameters, plus one row of `hidden` per token of the vocabulary."""
+
+
+def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows the corpus's most frequent words, with and without a space before them.
+
+    Args:
+        vocab_size: at most this many tokens; 259 are bytes and special tokens.
+    """
+    size = vocab_size - len(SPECIAL_TOKENS) - 256
+    if size < 0:
+        raise ConfigError(
+            f"expected a vocabulary of at least {len(SPECIAL_TOKENS) + 256} tokens, got {vocab_size}"
+        )
+    split = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(word for word, _ in split.pre_tokenize_str(text))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = _most_frequent(counts, size)
+    total = sum(counts.values()) or 1
+    pieces = [(token, 0.0) for token in SPECIAL_TOKENS]
+    # Any word is likelier than its spelling, whose every byte is as rare as can be.
+    pieces += [(byte, -50.0) for byte in alphabet]
+    pieces += [(word, math.log(max(counts[word], 1) / total) - 1) for word in words]
+    core = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    core.pre_tokenizer = split
+    core.decoder = decoders.ByteLevel()
+    begin = SPECIAL_TOKENS.index(BEGIN)
+    core.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, begin)])
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=END,
+        bos_token=BEGIN,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _most_frequent(counts: Counter[str], size: int) -> list[str]:
+    """Words of more than one byte, most frequent first, each with and without a space before it."""
+    space = "Ġ"
+    both: Counter[str] = Counter()
+    for word, count in counts.items():
+        both[word.removeprefix(space)] += count
+    words: list[str] = []
+    for word, _ in sorted(both.items(), key=lambda item: (-item[1], item[0])):
+        words += [form for form in (space + word, word) if len(form) > 1]
+    return words[:size]
+
+
+def make_model(preset: str, tokenizer: Any, *, family: Family = "lfm2", seed: int = 0) -> Any:
+    """A causal LM with random weights, fixed by the seed, of the family's class in transformers."""
+    if preset not in PRESETS:
+        raise ConfigError(f"unknown preset {preset!r}{nearest_name(preset, list(PRESETS))}")
+    shape = PRESETS[preset]
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.wide,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_heads,
+        "max_position_embeddings": shape.context,
+        "tie_word_embeddings": True,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "initializer_range": shape.hidden**-0.5 / 2,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if family == "llama":
+            model: Any = LlamaForCausalLM(LlamaConfig(**settings))  # type: ignore[no-untyped-call]
+        else:
+            # Each attention layer finds its predecessors already mixed into every token by a convolution.
+            kinds = ["full_attention" if layer % 2 else "conv" for layer in range(shape.layers)]
+            settings |= {"layer_types": kinds, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False}
+            model = Lfm2ForCausalLM(Lfm2Config(**settings))  # type: ignore[no-untyped-call]
+        _calm_residuals(model, shape.layers)
+    return model.eval()
+
+
+def _calm_residuals(model: nn.Module, layers: int) -> None:
+    """Projections back into the residual stream start smaller, so that depth does not raise its size."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight")):
+            parameter.data.mul_((2 * layers) ** -0.5)
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """In the standard Hugging Face format; `LocalLanguageModel.load` and transformers read it."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,333 @@
+"""The working memory of a batch: what attention and short convolutions remember of every row.
+
+Tokens of all rows travel packed, `(tokens, …)`, so that no layer computes padding. Only here they meet their
+row: keys and values live in one padded block per layer, a row each, and a step's tokens are either one per
+row (decoding; all rows in one batched product) or a chunk of one row that has just entered.
+
+Rows that decode are always the first ones. A row's place says nothing about its conversation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens of one row that are computed together."""
+
+    row: int
+    start: int
+    """Where it begins among the packed tokens."""
+    size: int
+    position: int
+    """Of its first token in the row."""
+    fresh: int
+    """Position of the first token whose keys and values are not yet there; earlier ones only warm up."""
+
+    @property
+    def end(self) -> int:
+        return self.position + self.size
+
+
+class Step:
+    """Which tokens a forward pass computes, and what the layers share about them."""
+
+    def __init__(self, lengths: Sequence[int], chunks: Sequence[Chunk], device: torch.device) -> None:
+        """`lengths`: tokens held by each row that decodes one more; these come first, then the chunks."""
+        self.device = device
+        self.decoding = len(lengths)
+        self.chunks = tuple(chunks)
+        self.longest = max(lengths, default=0) + 1
+        self._lengths = torch.tensor(lengths, device=device)
+        self._even = min(lengths, default=0) + 1 == self.longest
+        self._bias: dict[int | None, Tensor | None] = {}
+        self._chunk_bias: dict[tuple[Chunk, int | None], Tensor] = {}
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """`(tokens,)`"""
+        if not self.chunks:
+            return self._lengths
+        spans = [torch.arange(chunk.position, chunk.end, device=self.device) for chunk in self.chunks]
+        return torch.cat([self._lengths, *spans]) if self.decoding else torch.cat(spans)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """`(decoding,)`"""
+        return torch.arange(self.decoding, device=self.device)
+
+    @cached_property
+    def last(self) -> Tensor | None:
+        """Where each row's last token is; None if every token is one."""
+        if not self.chunks:
+            return None
+        ends = [chunk.start + chunk.size - 1 for chunk in self.chunks]
+        return torch.tensor([*range(self.decoding), *ends], device=self.device)
+
+    @property
+    def writes(self) -> tuple[Tensor, Tensor]:
+        """Row and position of each decoded token."""
+        return self.rows, self._lengths
+
+    def decoding_bias(self, window: int | None) -> Tensor | None:
+        """`(decoding, 1, longest)`: -inf where a row has no key; None if all rows are equally long."""
+        if window not in self._bias:
+            columns = torch.arange(self.longest, device=self.device)
+            hidden = columns > self._lengths[:, None]
+            if window is not None:
+                hidden |= columns <= self._lengths[:, None] - window
+            plain = self._even and (window is None or self.longest <= window)
+            bias = (
+                None
+                if plain
+                else torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -math.inf)
+            )
+            self._bias[window] = None if bias is None else bias[:, None]
+        return self._bias[window]
+
+    def chunk_bias(self, chunk: Chunk, window: int | None) -> Tensor:
+        """`(size, end)`: -inf at the keys that a token of the chunk may not see."""
+        key = (chunk, window)
+        if key not in self._chunk_bias:
+            keys = torch.arange(chunk.end, device=self.device)
+            tokens = keys[chunk.position :, None]
+            hidden = keys > tokens if window is None else (keys > tokens) | (keys <= tokens - window)
+            self._chunk_bias[key] = torch.zeros(hidden.shape, device=self.device).masked_fill_(
+                hidden, -math.inf
+            )
+        return self._chunk_bias[key]
+
+    def lagged(self, lags: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Where each token's predecessors and each row's last tokens are in ``[lag n … lag 1, tokens]``.
+
+        Every block of that concatenation before the tokens has one entry per row.
+        """
+        count = self.decoding + len(self.chunks)
+        spans = [(chunk.row, chunk.start, chunk.size) for chunk in self.chunks]
+        total = spans[-1][1] + spans[-1][2] if spans else self.decoding
+        before, ends = [], []
+        for lag in range(1, lags + 1):
+            index = torch.arange(total) + (lags * count - lag)
+            index[: self.decoding] = torch.arange(self.decoding) + (lags - lag) * count
+            early = [
+                (start + offset, (lags + offset - lag) * count + row)
+                for row, start, size in spans
+                for offset in range(min(lag, size))
+            ]
+            where, what = zip(*early, strict=True)
+            index[torch.tensor(where)] = torch.tensor(what)
+            before.append(index.to(self.device))
+            last = [
+                lags * count + row if lag == 1 else (lags + 1 - lag) * count + row
+                for row in range(self.decoding)
+            ]
+            last += [
+                lags * count + start + size - lag if size >= lag else (lags + size - lag) * count + row
+                for row, start, size in spans
+            ]
+            ends.append(torch.tensor(last, device=self.device))
+        return before, ends
+
+
+@dataclass(slots=True)
+class SavedRow:
+    """What a conversation's tokens left behind: keys and values per layer, `(heads, size, room)`."""
+
+    tokens: list[int] = field(default_factory=list)
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    lags: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Per convolution layer its last inputs, newest first, each `(size,)`."""
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(part.nbytes for part in (*self.keys.values(), *self.values.values()))
+
+
+class Workspace:
+    """Keys, values and convolution inputs of the rows in a batch. Layers appear when they are first used.
+
+    Decoding reads every key and value once per token and does little else, so their order in memory decides
+    its speed. Both blocks have the shape `(rows, heads, size, tokens)`; keys lie in memory as said, values
+    with the last two exchanged, which is how the two products of attention read fastest.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.lags: dict[int, list[Tensor]] = {}
+        self._next_lags: dict[int, list[Tensor]] = {}
+        self._gathers: tuple[Step, tuple[list[Tensor], list[Tensor]]] | None = None
+        self._rows = self._columns = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(block[0, ..., 0].nbytes for block in (*self.keys.values(), *self.values.values()))
+
+    def make_room(self, rows: int, columns: int) -> None:
+        if rows <= self._rows and columns <= self._columns:
+            return
+        # By halves, so that copies are few.
+        if rows > self._rows:
+            self._rows = max(rows, self._rows * 3 // 2)
+        if columns > self._columns:
+            self._columns = math.ceil(max(columns, self._columns * 3 // 2) / 64) * 64
+        for part in (self.keys, self.values):
+            for layer, old in part.items():
+                part[layer] = new = _block(old, (self._rows, *old.shape[1:3], self._columns))
+                new[: old.shape[0], ..., : old.shape[3]] = old
+
+    def attend(
+        self, layer: int, step: Step, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
+        """Causal attention of packed tokens to their own row: `(tokens, heads, size)` in and out.
+
+        Several query heads may share one key head, as many as divide evenly.
+        """
+        if layer not in self.keys:
+            self.keys[layer] = _block(k, (self._rows, *k.shape[1:], self._columns))
+            self.values[layer] = _block(v.mT, (self._rows, *v.shape[1:], self._columns))
+        keys, values = self.keys[layer], self.values[layer]
+        parts: list[Tensor] = []
+        n = step.decoding
+        if n:
+            rows, positions = step.writes
+            keys[rows, ..., positions] = k[:n]
+            values[rows, ..., positions] = v[:n]
+            held = keys[:n, ..., : step.longest], values[:n, ..., : step.longest]
+            parts.append(_decode(q[:n], *held, step.decoding_bias(window), scale))
+        for chunk in step.chunks:
+            span = slice(chunk.start, chunk.start + chunk.size)
+            new = slice(chunk.start + chunk.fresh - chunk.position, chunk.start + chunk.size)
+            keys[chunk.row, ..., chunk.fresh : chunk.end] = k[new].permute(1, 2, 0)
+            values[chunk.row, ..., chunk.fresh : chunk.end] = v[new].permute(1, 2, 0)
+            if chunk.end == chunk.size and window is None:
+                parts.append(_begin(q[span], k[span], v[span], scale))
+            else:
+                held = keys[chunk.row, ..., : chunk.end], values[chunk.row, ..., : chunk.end]
+                parts.append(_go_on(q[span], *held, step.chunk_bias(chunk, window), scale))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def shift(self, layer: int, step: Step, x: Tensor, lags: int) -> list[Tensor]:
+        """Packed inputs of a causal convolution, then each one's predecessors, `lags` of them."""
+        held = self.lags.get(layer)
+        if held is None:
+            rows = step.decoding + len(step.chunks)
+            held = [x.new_zeros(rows, x.shape[1]) for _ in range(lags)]
+        if not step.chunks:
+            self._next_lags[layer] = [x, *held[:-1]]
+            return [x, *held]
+        if self._gathers is None or self._gathers[0] is not step:
+            self._gathers = (step, step.lagged(lags))
+        before, ends = self._gathers[1]
+        source = torch.cat([*reversed(held), x])
+        self._next_lags[layer] = [source[index] for index in ends]
+        return [x, *(source[index] for index in before)]
+
+    def commit(self) -> None:
+        """A step is over and its convolution inputs are now the past. Without this it may be run again."""
+        self.lags.update(self._next_lags)
+        self._next_lags = {}
+        self._gathers = None
+
+    def enter(self, first: int, rows: Sequence[tuple[SavedRow | None, int]]) -> None:
+        """Fills rows from `first` on, each with so many tokens of what was saved."""
+        for row, (saved, length) in enumerate(rows, first):
+            if saved is not None and length:
+                for part, kept in ((self.keys, saved.keys), (self.values, saved.values)):
+                    for layer, tensor in kept.items():
+                        part[layer][row, ..., :length] = tensor[..., :length]
+        for layer, held in self.lags.items():
+            nothing = held[0].new_zeros(held[0].shape[1])
+            self.lags[layer] = [
+                torch.cat(
+                    [
+                        lag,
+                        torch.stack(
+                            [saved.lags[layer][n] if _ends_at(saved, at) else nothing for saved, at in rows]
+                        ),
+                    ]
+                )
+                for n, lag in enumerate(held)
+            ]
+
+    def save(self, row: int, tokens: list[int], into: SavedRow, same: int) -> None:
+        """Copies a row to `into`, whose first `same` tokens are already right."""
+        length = len(tokens)
+        for part, kept in ((self.keys, into.keys), (self.values, into.values)):
+            for layer, block in part.items():
+                held = kept.get(layer)
+                if held is None or held.shape[2] < length:
+                    grown = _block(block, (*block.shape[1:3], length + length // 4), empty=True)
+                    if held is not None:
+                        grown[..., :same] = held[..., :same]
+                    kept[layer] = held = grown
+                held[..., same:length] = block[row, ..., same:length]
+        into.tokens = tokens
+        into.lags = {layer: [lag[row].clone() for lag in held] for layer, held in self.lags.items()}
+
+    def keep(self, order: Sequence[int], lengths: Sequence[int]) -> None:
+        """Row i becomes what row ``order[i]`` was; a row moves only into the place of one that is gone."""
+        for new, old in enumerate(order):
+            if new != old:
+                for block in (*self.keys.values(), *self.values.values()):
+                    block[new, ..., : lengths[new]] = block[old, ..., : lengths[new]]
+        index = torch.tensor(order, device=self.device, dtype=torch.long)
+        self.lags = {layer: [lag[index] for lag in held] for layer, held in self.lags.items()}
+
+    def scrub(self, row: int) -> None:
+        """Clears numbers that are not finite, which would leak through a mask."""
+        for block in (*self.keys.values(), *self.values.values()):
+            block[row] = 0
+
+
+def _block(like: Tensor, shape: tuple[int, ...], *, empty: bool = False) -> Tensor:
+    """Memory in the order of `like`; zeros, since what is masked is still multiplied by 0."""
+    make = like.new_empty if empty else like.new_zeros
+    return make(shape) if like.stride(-1) == 1 else make((*shape[:-2], shape[-1], shape[-2])).mT
+
+
+def _ends_at(saved: SavedRow | None, length: int) -> TypeGuard[SavedRow]:
+    """Whether convolutions can go on from here; they remember only the end of what was saved."""
+    return saved is not None and length == len(saved.tokens)
+
+
+def _decode(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """One token per row. On a CPU two batched products beat the fused kernel, made for long queries."""
+    rows, heads, size, longest = keys.shape
+    scores = torch.bmm((q * scale).reshape(rows * heads, -1, size), keys.flatten(0, 1))
+    if bias is not None:
+        scores.view(rows, -1, longest).add_(bias)
+    mixed = torch.bmm(scores.softmax(-1), values.mT.flatten(0, 1))
+    return mixed.view(rows, q.shape[1], -1)
+
+
+def _begin(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The first tokens of one row."""
+    shared = q.shape[1] // k.shape[1]
+    if shared > 1:
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    return mixed[0].transpose(0, 1)
+
+
+def _go_on(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Tokens of one row after others."""
+    tokens, heads, size = q.shape
+    grouped = (q * scale).transpose(0, 1).reshape(keys.shape[0], -1, size)
+    scores = torch.bmm(grouped, keys)
+    scores.view(heads, tokens, -1).add_(bias)
+    mixed = torch.bmm(scores.softmax(-1), values.mT)
+    return mixed.view(heads, tokens, -1).transpose(0, 1)
