@@ -14,13 +14,13 @@ from dreamgym.cli import app
 COMMANDS = [
     "quickstart", "collect", "ingest", "envs list", "envs describe", "envs check", "data show", "data stats",
     "data validate", "data export", "data pack", "buffer build", "buffer stats", "buffer search",
-    "buffer compact",
+    "buffer compact", "experience train",
 ]  # fmt: skip
 
 
 def test_the_commands_are_these() -> None:
     assert {command.name for command in app.registered_commands} == {"quickstart", "collect", "ingest"}
-    assert {group.name for group in app.registered_groups} == {"envs", "data", "buffer"}
+    assert {group.name for group in app.registered_groups} == {"envs", "data", "buffer", "experience"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -56,6 +56,23 @@ class ReplayConfig(Section):
     max_synthetic: int | None = Field(None, ge=0, description="synthetic demonstrations among the k")
 
 
+class ExperienceConfig(Section):
+    """How the experience model is asked and taught."""
+
+    model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
+    vocabulary: int = Field(1024, ge=300, description="tokens of a model from scratch")
+    steps: int = Field(2500, ge=1, description="weight updates")
+    batch: int = Field(32, ge=1, description="examples per update")
+    validation: float = Field(0.05, ge=0, lt=1, description="share of tasks held out to measure agreement")
+    patience: int | None = Field(None, ge=1, description="evaluations without gain before stopping early")
+    history: int = Field(0, ge=0, description="newest transitions told in a prompt")
+    demonstrations: int = Field(0, ge=0, description="nearest transitions told in a prompt")
+    sheet: bool = Field(True, description="tell the facts that the action touches")
+    reasoning: bool = Field(True, description="think before answering")
+    text_limit: int = Field(120, ge=1, description="characters of a past or present state in a prompt")
+    attempts: int = Field(3, ge=1, description="tries at a readable reply")
+
+
 class Config(Section):
     """The whole configuration of a run."""
 
@@ -63,6 +80,7 @@ class Config(Section):
     environment: EnvironmentConfig = EnvironmentConfig()
     collect: CollectConfig = CollectConfig()
     replay: ReplayConfig = ReplayConfig()
+    experience: ExperienceConfig = ExperienceConfig()
 
 
 S = TypeVar("S", bound=BaseModel)

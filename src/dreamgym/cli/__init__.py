@@ -8,6 +8,7 @@ from dreamgym.cli.buffer import app as buffer_app
 from dreamgym.cli.collect import collect_command
 from dreamgym.cli.data import app as data_app
 from dreamgym.cli.envs import app as envs_app
+from dreamgym.cli.experience import app as experience_app
 from dreamgym.cli.ingest import ingest
 from dreamgym.cli.quickstart import quickstart
 
@@ -42,6 +43,7 @@ app.command("ingest")(ingest)
 app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")
+app.add_typer(experience_app, name="experience")
 
 
 def main() -> None:

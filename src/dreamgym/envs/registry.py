@@ -17,7 +17,8 @@ from typing import Any
 
 from dreamgym.config import Section, nearest_name, validate
 from dreamgym.errors import ConfigError
-from dreamgym.protocols import EnvironmentFactory
+from dreamgym.protocols import EnvironmentFactory, Teacher
+from dreamgym.types import Task, WorldSheet
 
 GROUP = "dreamgym.environments"
 
@@ -34,6 +35,12 @@ class EnvironmentSpec:
     splits: tuple[str, ...] = ()
     extra: str | None = None
     """The extra to install, shown by `dreamgym envs list`."""
+    teacher: Callable[[], Teacher] | None = None
+    """Explains recorded transitions from the environment's own facts, where it has rules for that."""
+    actor: str | None = None
+    """The agent's own name among the facts of a world sheet."""
+    goal_met: Callable[[Task, WorldSheet], bool] | None = None
+    """Whether a task is done on these facts, where a sheet can tell."""
 
 
 def environment_names() -> list[str]:

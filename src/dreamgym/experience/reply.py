@@ -178,8 +178,9 @@ def _lines(text: str) -> str:
 
 
 def start_prompt(task: Task, sheet: WorldSheet) -> str:
-    """Asks for the first state of an episode: every line of the sheet, since nothing has been done yet."""
-    lines = [f"task: {_one_line(task.instruction)}", *(f"fact: {line}" for line in tell(sheet.facts))]
+    """Asks for the first state of an episode: where everything is, since nothing has been done yet."""
+    places = [fact for fact in sheet.facts if len(fact) > 2]
+    lines = [f"task: {_one_line(task.instruction)}", *(f"fact: {line}" for line in tell(places))]
     return "\n".join([*lines, "action: start"]) + "\n"
 
 

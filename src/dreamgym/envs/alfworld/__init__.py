@@ -15,6 +15,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dreamgym.config import Section
+from dreamgym.envs.alfworld.goals import goal_met
+from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
 from dreamgym.envs.engines import EngineProcess, Engines
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import EpisodeOverError, MissingExtraError
@@ -181,4 +183,7 @@ SPEC = EnvironmentSpec(
     open=_open,
     splits=("train", "valid_seen", "valid_unseen"),
     extra="alfworld",
+    teacher=HouseholdTeacher,
+    actor=AGENT,
+    goal_met=goal_met,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from dreamgym.types import Task, WorldSheet
 
@@ -10,6 +10,11 @@ _PROPERTY = {
     "pick_clean_then_place_in_recep": "isclean",
     "pick_heat_then_place_in_recep": "ishot",
     "pick_cool_then_place_in_recep": "iscool",
+}
+_STATION = {
+    "pick_clean_then_place_in_recep": ("cleanable", "sinkbasin"),
+    "pick_heat_then_place_in_recep": ("heatable", "microwave"),
+    "pick_cool_then_place_in_recep": ("coolable", "fridge"),
 }
 
 
@@ -21,9 +26,7 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
     >>> goal_met(task, WorldSheet(facts=(("inreceptacle", "mug 2", "desk 1"),)))
     True
     """
-    goal = task.parameters.get("goal")
-    if not isinstance(goal, Mapping):
-        raise ValueError(f"task {task.id!r} states no goal: expected parameters['goal'], got {goal!r}")
+    goal = _goal(task)
     family = str(goal["task_type"])
     wanted = str(goal["object_target"]).lower()
     if family == "look_at_obj_in_light":
@@ -38,6 +41,43 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
     needed = _PROPERTY.get(family)
     facts = set(sheet.facts)
     return any(needed is None or (needed, thing) in facts for things in there.values() for thing in things)
+
+
+def can_succeed(
+    task: Task, sheet: WorldSheet, *, contains: Mapping[str, Set[str]] | None = None
+) -> bool:
+    """Whether the goal in `task.parameters` can be reached from these facts, and is not reached yet.
+
+    Args:
+        contains: which classes of things each class of receptacle takes (`rooms.affordances().contains`);
+            without it every receptacle takes everything.
+    """
+    goal = _goal(task)
+    family = str(goal["task_type"])
+    wanted, place = str(goal["object_target"]), str(goal["parent_target"])
+    facts = set(sheet.facts)
+    things = {fact[1] for fact in facts if fact[0] == "inreceptacle"}
+    things |= {fact[2] for fact in facts if fact[0] == "holds"}
+    stands = {_kind(fact[1]) for fact in facts if fact[0] == "receptacleatlocation"}
+    found = [thing for thing in things if _kind(thing) == wanted.lower() and ("pickupable", thing) in facts]
+    if family == "look_at_obj_in_light":
+        lamp = str(goal["toggle_target"]).lower()
+        lamps = [t for t in things if _kind(t) == lamp and ("toggleable", t) in facts]
+        return bool(found and lamps) and not goal_met(task, sheet)
+    if place.lower() not in stands or (contains is not None and wanted not in contains.get(place, ())):
+        return False
+    if family in _STATION:
+        able, station = _STATION[family]
+        found = [thing for thing in found if (able, thing) in facts and station in stands]
+    needed = 2 if family == "pick_two_obj_and_place" else 1
+    return len(found) >= needed and not goal_met(task, sheet)
+
+
+def _goal(task: Task) -> Mapping[str, object]:
+    goal = task.parameters.get("goal")
+    if not isinstance(goal, Mapping):
+        raise ValueError(f"task {task.id!r} states no goal: expected parameters['goal'], got {goal!r}")
+    return goal
 
 
 def _lit(sheet: WorldSheet, wanted: str, lamp: str) -> bool:

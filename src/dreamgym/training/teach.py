@@ -1,0 +1,155 @@
+"""Puts the stages together that make an experience model: trajectories in, a run folder with a model out.
+
+A run folder holds `run.json` (what it was made with), `checkpoint.pt` while teaching, `curve.json`, and
+`model/` in the standard Hugging Face format. `load_experience_model` needs nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dreamgym.config import Config, ExperienceConfig, validate
+from dreamgym.errors import ConfigError, DataError
+from dreamgym.experience.dataset import Example, examples, held_out
+from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
+from dreamgym.experience.model import ReasoningExperienceModel
+from dreamgym.experience.reply import PromptSettings
+from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
+from dreamgym.replay.offline import read_trajectories
+
+Memory = tuple[Embedder, Retriever]
+
+
+def prompt_settings(config: ExperienceConfig, actor: str | None) -> PromptSettings:
+    return PromptSettings(
+        actor=actor,
+        history=config.history,
+        demonstrations=config.demonstrations,
+        sheet=config.sheet,
+        reasoning=config.reasoning,
+        text_limit=config.text_limit,
+    )
+
+
+async def teach(
+    config: Config,
+    data: Sequence[Path],
+    teacher: Teacher,
+    folder: Path,
+    *,
+    actor: str | None = None,
+    memory: Memory | None = None,
+    on_progress: OnProgress | None = None,
+) -> Progress:
+    """Teach an experience model from recorded trajectories; a folder that was begun is gone on with.
+
+    Args:
+        actor: the agent's name among the facts, where the environment gives it one.
+        memory: where demonstrations come from; needed if the settings ask for any.
+    """
+    settings = config.experience
+    if settings.demonstrations and memory is None:
+        raise ConfigError("experience.demonstrations needs a replay buffer to take them from")
+    training, validation = await _examples(config, data, teacher, actor, memory)
+    model, tokenizer = _student(settings, [*training, *validation], config.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Finetuning(
+        model,
+        encoder(tokenizer),
+        tokenizer.eos_token_id,
+        training,
+        validation,
+        settings=FinetuneSettings(
+            steps=settings.steps, batch=settings.batch, patience=settings.patience, seed=config.seed
+        ),
+        folder=folder,
+    )
+    about = {"experience": settings.model_dump(mode="json"), "actor": actor, "seed": config.seed}
+    (folder / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    progress = run.run(on_progress)
+    _keep(model, tokenizer, folder, progress)
+    return progress
+
+
+def load_experience_model(
+    folder: Path, *, rewarder: Rewarder | None = None, memory: Memory | None = None
+) -> ReasoningExperienceModel:
+    """The experience model that a run has made, ready to predict."""
+    from dreamgym.models.local import LocalLanguageModel
+
+    try:
+        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        settings = validate(ExperienceConfig, about["experience"], prefix="experience.")
+        actor = about["actor"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: expected the folder of an experience model, {error!r}") from None
+    return ReasoningExperienceModel(
+        LocalLanguageModel.load(folder / "model"),
+        name=str(folder),
+        settings=prompt_settings(settings, actor),
+        rewarder=rewarder,
+        memory=memory,
+        attempts=settings.attempts,
+    )
+
+
+def encoder(tokenizer: Any) -> Encoder:
+    """Tokens as the model's own engine makes them: a question opens with the beginning, a reply does not."""
+    lead = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+
+    def encode(text: str) -> list[int]:
+        tokens = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return lead + tokens if text.startswith("task: ") else tokens
+
+    return encode
+
+
+async def _examples(
+    config: Config, data: Sequence[Path], teacher: Teacher, actor: str | None, memory: Memory | None
+) -> tuple[list[Example], list[Example]]:
+    settings = prompt_settings(config.experience, actor)
+    recorded = [trajectory for path in data for trajectory in read_trajectories(path)]
+    kept_back = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
+    parts: tuple[list[Example], list[Example]] = ([], [])
+    async for example in examples(recorded, teacher, settings=settings, memory=memory):
+        parts[example.trajectory_id in kept_back].append(example)
+    return parts
+
+
+def _student(settings: ExperienceConfig, corpus: Sequence[Example], seed: int) -> tuple[Any, Any]:
+    """A model from scratch with a tokenizer of the corpus, or pretrained weights as they are."""
+    _hush()
+    if settings.model.startswith("hf:"):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        name = settings.model.removeprefix("hf:")
+        return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    from dreamgym.models import tiny
+
+    texts = (example.prompt + example.reply for example in corpus)
+    tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
+    return tiny.make_model(settings.model, tokenizer, seed=seed), tokenizer
+
+
+def _hush() -> None:
+    """transformers talks about kernels that a CPU does not have, and draws bars of its own."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _keep(model: Any, tokenizer: Any, folder: Path, progress: Progress) -> None:
+    """The finished model takes its place whole: written beside it first, then renamed."""
+    fresh = folder / "model.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    model.save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    fresh.rename(folder / "model")
+    curve = [{"step": s, "loss": loss, "agreement": a} for s, loss, a in progress.curve]
+    (folder / "curve.json").write_text(json.dumps(curve, indent=2) + "\n", encoding="utf-8")

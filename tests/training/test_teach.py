@@ -1,0 +1,58 @@
+"""Teaching an experience model end to end, on a very small one: a run folder that plays afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from dreamgym.config import Config, ExperienceConfig
+from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
+from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
+from dreamgym.training.teach import load_experience_model, teach
+from dreamgym.types import Prediction
+
+
+def small(**changes: object) -> Config:
+    settings = {"model": "nano", "steps": 6, "batch": 4, "vocabulary": 600, "validation": 0.2, **changes}
+    return Config(experience=ExperienceConfig.model_validate(settings))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trajectories")
+    with TrajectoryWriter(folder) as writer:
+        writer.append(islice(read_trajectories(builtin_dataset()), 12))
+    return folder
+
+
+async def test_a_run_folder_holds_all_that_playing_needs(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    progress = await teach(small(), [data], HouseholdTeacher(), run, actor=AGENT)
+    assert progress.step == 6
+    assert json.loads((run / "run.json").read_text(encoding="utf-8"))["experience"]["model"] == "nano"
+    assert json.loads((run / "curve.json").read_text(encoding="utf-8"))[-1]["step"] == 6
+    experience = load_experience_model(run)
+    trajectory = next(iter(read_trajectories(data)))
+    assert trajectory.sheet is not None
+    first = trajectory.transitions[0]
+    with contextlib.suppress(EpisodeFailedError):  # six steps teach little: a typed failure is fine too
+        predicted = await experience.predict(trajectory.task, trajectory.sheet, [], first.state, first.action)
+        assert isinstance(predicted, Prediction)
+
+
+async def test_asking_for_demonstrations_without_a_buffer_is_said_before_anything_starts(
+    data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="needs a replay buffer"):
+        await teach(small(demonstrations=2), [data], HouseholdTeacher(), tmp_path / "run", actor=AGENT)
+
+
+def test_a_folder_that_is_no_run_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected the folder of an experience model"):
+        load_experience_model(tmp_path)
