@@ -139,8 +139,8 @@ def _hush() -> None:
     """transformers talks about kernels that a CPU does not have, and draws bars of its own."""
     from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _keep(model: Any, tokenizer: Any, folder: Path, progress: Progress) -> None:
