@@ -29,7 +29,7 @@ _Score = Annotated[int, Field(ge=0, le=2)]
 
 
 class Scores(BaseModel):
-    """What a judge gave one transition; 2 is best everywhere, also for hallucination (2: nothing invented)."""
+    """What a judge gave one transition. 2 is best, also for hallucination, where it means none."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 

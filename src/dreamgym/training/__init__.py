@@ -1,0 +1,1 @@
+"""Puts the stages together: measuring an experience model, and training inside it."""

@@ -1,0 +1,37 @@
+"""Asks many questions at once, though never more than allowed, and keeps the answers in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+
+async def ask_all(
+    ask: Callable[[Question], Awaitable[Answer]], questions: Sequence[Question], *, in_flight: int
+) -> list[Answer]:
+    """`ask` for each question, at most `in_flight` at a time; the first error ends all.
+
+    >>> async def double(number: int) -> int:
+    ...     return 2 * number
+    >>> asyncio.run(ask_all(double, [1, 2, 3], in_flight=2))
+    [2, 4, 6]
+    """
+    waiting = iter(enumerate(questions))
+    answers: dict[int, Answer] = {}
+
+    async def work() -> None:
+        for place, question in waiting:
+            answers[place] = await ask(question)
+
+    workers = [asyncio.create_task(work()) for _ in range(min(in_flight, len(questions)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [answers[place] for place in range(len(questions))]
