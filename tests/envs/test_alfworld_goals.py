@@ -1,13 +1,18 @@
-"""The goal, read off a sheet, agrees with the real engine's verdict at every step."""
+"""The goal, read off a sheet, agrees with the real engine's verdict; whether it can be met is told too."""
 
 from __future__ import annotations
 
 from itertools import islice
 
-from dreamgym.envs.alfworld.goals import goal_met
+import pytest
+
+from dreamgym.envs.alfworld.generate import FAMILIES
+from dreamgym.envs.alfworld.goals import can_succeed, goal_met
+from dreamgym.envs.alfworld.rooms import affordances
 from dreamgym.envs.alfworld.teacher import HouseholdTeacher, current_sheet
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.offline import read_trajectories
+from dreamgym.types import Fact, JsonValue, Task, WorldSheet
 
 
 async def test_success_on_the_sheet_is_success_in_the_engine() -> None:
@@ -22,3 +27,78 @@ async def test_success_on_the_sheet_is_success_in_the_engine() -> None:
             assert goal_met(trajectory.task, sheet) == transition.outcome.success, transition.action
             successes += transition.outcome.success
     assert successes > 300
+
+
+def test_every_recorded_task_can_succeed_and_asks_for_something_that_its_receptacle_takes() -> None:
+    for trajectory in read_trajectories(builtin_dataset()):
+        assert trajectory.sheet is not None
+        assert can_succeed(trajectory.task, trajectory.sheet, contains=affordances().contains)
+
+
+def asked(family: str, thing: str = "Mug", place: str = "Shelf") -> Task:
+    lamp = family == "look_at_obj_in_light"
+    goal: dict[str, JsonValue] = {
+        "task_type": family,
+        "object_target": thing,
+        "parent_target": "" if lamp else place,
+        "toggle_target": "DeskLamp" if lamp else "",
+    }
+    return Task(id=family, instruction="", environment="alfworld", parameters={"goal": goal})
+
+
+HOUSE: tuple[Fact, ...] = (
+    ("inreceptacle", "mug 1", "desk 1"),
+    ("pickupable", "mug 1"),
+    ("heatable", "mug 1"),
+    ("coolable", "mug 1"),
+    ("cleanable", "mug 1"),
+    ("inreceptacle", "mug 2", "fridge 1"),
+    ("pickupable", "mug 2"),
+    ("inreceptacle", "desklamp 1", "desk 1"),
+    ("toggleable", "desklamp 1"),
+    *(
+        ("receptacleatlocation", f"{name} 1", f"loc {number}")
+        for number, name in enumerate(("desk", "shelf", "fridge", "microwave", "sinkbasin"))
+    ),
+)
+
+
+def house(*without: Fact, plus: tuple[Fact, ...] = ()) -> WorldSheet:
+    return WorldSheet(facts=(*(fact for fact in HOUSE if fact not in without), *plus))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_planted_house_allows_every_family_until_something_needed_is_taken_away(family: str) -> None:
+    task = asked(family)
+    assert can_succeed(task, house())
+    assert not can_succeed(asked(family, thing="Book"), house())
+    if family != "look_at_obj_in_light":
+        assert not can_succeed(asked(family, place="Safe"), house())
+        assert not can_succeed(task, house(), contains={"Shelf": {"Book"}})
+        assert can_succeed(task, house(), contains={"Shelf": {"Book", "Mug"}})
+
+
+@pytest.mark.parametrize(
+    ("family", "missing"),
+    [
+        ("pick_heat_then_place_in_recep", ("receptacleatlocation", "microwave 1", "loc 3")),
+        ("pick_cool_then_place_in_recep", ("receptacleatlocation", "fridge 1", "loc 2")),
+        ("pick_clean_then_place_in_recep", ("receptacleatlocation", "sinkbasin 1", "loc 4")),
+        ("pick_heat_then_place_in_recep", ("heatable", "mug 1")),
+        ("pick_cool_then_place_in_recep", ("coolable", "mug 1")),
+        ("pick_clean_then_place_in_recep", ("cleanable", "mug 1")),
+        ("look_at_obj_in_light", ("inreceptacle", "desklamp 1", "desk 1")),
+        ("look_at_obj_in_light", ("toggleable", "desklamp 1")),
+        ("pick_two_obj_and_place", ("inreceptacle", "mug 2", "fridge 1")),
+        ("pick_and_place_simple", ("receptacleatlocation", "shelf 1", "loc 1")),
+    ],
+)
+def test_an_impossible_task_is_told(family: str, missing: Fact) -> None:
+    assert missing in HOUSE
+    assert not can_succeed(asked(family), house(missing))
+
+
+def test_a_task_that_is_done_already_cannot_succeed() -> None:
+    assert not can_succeed(
+        asked("pick_and_place_simple"), house(plus=(("inreceptacle", "mug 1", "shelf 1"),))
+    )

@@ -23,6 +23,26 @@ def _says(*pairs: tuple[str, str]) -> Wordings:
     return tuple((predicate, re.compile(text.replace("NAME", _NAME))) for predicate, text in pairs)
 
 
+_SHOWN = _says(
+    ("openable", "The NAME is (?:open|closed)"),
+    ("opened", "The NAME is open"),
+    ("pickupable", "You pick up the NAME"),
+    ("openable", "You (?:open|close) the NAME"),
+    ("toggleable", "You turn on the NAME"),
+    ("cleanable", "You clean the NAME using"),
+    ("heatable", "You heat the NAME using"),
+    ("coolable", "You cool the NAME using"),
+)
+_ENDED = _says(
+    ("inreceptacle", "You pick up the NAME from the NAME"),
+    ("opened", "You close the NAME"),
+)
+_BEGUN = _says(
+    ("inreceptacle", "You (?:move|put) the NAME (?:to|in/on) the NAME"),
+    ("opened", "You open the NAME"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """How an environment's states are read. The default knows the listings of household text games."""
@@ -30,27 +50,13 @@ class Reader:
     within: str = "inreceptacle"
     """The predicate of a thing and its place."""
     listing: re.Pattern[str] = re.compile(
-        r"(?:(?:On|In) the (?P<on>\w+ \d+)|The (?P<inside>\w+ \d+) is open\. In it), you see (?P<things>[^.]+)\."
+        r"(?:(?:On|In) the (?P<on>\w+ \d+)|The (?P<inside>\w+ \d+) is open\. In it), "
+        r"you see (?P<things>[^.]+)\."
     )
     thing: re.Pattern[str] = re.compile(rf"\ban? {_NAME}")
-    shown: Wordings = _says(
-        ("openable", "The NAME is (?:open|closed)"),
-        ("opened", "The NAME is open"),
-        ("pickupable", "You pick up the NAME"),
-        ("openable", "You (?:open|close) the NAME"),
-        ("toggleable", "You turn on the NAME"),
-        ("cleanable", "You clean the NAME using"),
-        ("heatable", "You heat the NAME using"),
-        ("coolable", "You cool the NAME using"),
-    )
-    ended: Wordings = _says(
-        ("inreceptacle", "You pick up the NAME from the NAME"),
-        ("opened", "You close the NAME"),
-    )
-    begun: Wordings = _says(
-        ("inreceptacle", "You (?:move|put) the NAME (?:to|in/on) the NAME"),
-        ("opened", "You open the NAME"),
-    )
+    shown: Wordings = _SHOWN
+    ended: Wordings = _ENDED
+    begun: Wordings = _BEGUN
 
     def facts(self, state: State) -> Iterator[Fact]:
         """What a state shows."""

@@ -6,7 +6,7 @@ may lie wherever a thing of its kind once lay in that room, so a new sheet holds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Protocol
 
@@ -27,45 +27,49 @@ def room_of(sheet: WorldSheet, *, within: str = WITHIN) -> frozenset[Fact]:
     return frozenset(fact for fact in sheet.facts if not things.intersection(fact[1:]))
 
 
-def recombine(
-    sheets: Sequence[WorldSheet], rng: Random, *, share: float = 0.5, within: str = WITHIN
-) -> WorldSheet:
-    """One of these sheets with some of its things elsewhere.
+class Worlds:
+    """Known sheets, sorted by room once, to make new ones from."""
 
-    Args:
-        share: how many of the things are laid anew; each goes to a place that held one of its kind in some
-            sheet of the same room, which may be where it was.
-    """
-    if not sheets:
-        raise ValueError("expected at least one sheet to recombine, got none")
-    base = rng.choice(sheets)
-    room = room_of(base, within=within)
-    places = _places([sheet for sheet in sheets if room_of(sheet, within=within) == room], within)
+    def __init__(self, sheets: Iterable[WorldSheet], *, within: str = WITHIN) -> None:
+        self._within = within
+        self._sheets = tuple(sheets)
+        if not self._sheets:
+            raise ValueError("expected at least one sheet to recombine, got none")
+        self._rooms = [room_of(sheet, within=within) for sheet in self._sheets]
+        rooms: dict[frozenset[Fact], list[WorldSheet]] = {}
+        for room, sheet in zip(self._rooms, self._sheets, strict=True):
+            rooms.setdefault(room, []).append(sheet)
+        self._places = {room: _places(known, within) for room, known in rooms.items()}
 
-    def laid(fact: Fact) -> Fact:
-        choices = places.get(_kind(fact[1])) if fact[0] == within else None
-        if not choices or rng.random() >= share:
-            return fact
-        return (within, fact[1], rng.choice(choices))
+    def recombine(self, rng: Random, *, share: float = 0.5) -> WorldSheet:
+        """One of the sheets with some of its things elsewhere.
 
-    return WorldSheet(facts=tuple(laid(fact) for fact in base.facts))
+        Args:
+            share: how many of the things are laid anew; each goes to a place that held one of its kind in
+                some sheet of the same room, which may be where it was.
+        """
+        chosen = rng.randrange(len(self._sheets))
+        places = self._places[self._rooms[chosen]]
+
+        def laid(fact: Fact) -> Fact:
+            choices = places.get(_kind(fact[1])) if fact[0] == self._within else None
+            if not choices or rng.random() >= share:
+                return fact
+            return (self._within, fact[1], rng.choice(choices))
+
+        return WorldSheet(facts=tuple(laid(fact) for fact in self._sheets[chosen].facts))
+
+    def draw(
+        self, task: Task, rng: Random, can_succeed: CanSucceed, *, share: float = 0.5, attempts: int = 200
+    ) -> WorldSheet | None:
+        """A new sheet on which a task can succeed; None where no attempt gave one."""
+        made = (self.recombine(rng, share=share) for _ in range(attempts))
+        return next((sheet for sheet in made if can_succeed(task, sheet)), None)
 
 
-def draw_sheet(
-    task: Task,
-    sheets: Sequence[WorldSheet],
-    rng: Random,
-    can_succeed: CanSucceed,
-    *,
-    attempts: int = 50,
-    within: str = WITHIN,
-) -> WorldSheet | None:
-    """A new sheet on which a task can succeed; None where no attempt gave one."""
-    for _ in range(attempts):
-        sheet = recombine(sheets, rng, within=within)
-        if can_succeed(task, sheet):
-            return sheet
-    return None
+def recombine(sheets: Iterable[WorldSheet], rng: Random, *, share: float = 0.5) -> WorldSheet:
+    """One new world; whoever wants many keeps a `Worlds`."""
+    return Worlds(sheets).recombine(rng, share=share)
 
 
 def _places(sheets: Sequence[WorldSheet], within: str) -> dict[str, list[str]]:

@@ -43,9 +43,7 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
     return any(needed is None or (needed, thing) in facts for things in there.values() for thing in things)
 
 
-def can_succeed(
-    task: Task, sheet: WorldSheet, *, contains: Mapping[str, Set[str]] | None = None
-) -> bool:
+def can_succeed(task: Task, sheet: WorldSheet, *, contains: Mapping[str, Set[str]] | None = None) -> bool:
     """Whether the goal in `task.parameters` can be reached from these facts, and is not reached yet.
 
     Args:
