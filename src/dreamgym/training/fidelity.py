@@ -83,7 +83,8 @@ async def measure_fidelity(
     settings = settings or FidelitySettings()
     steps = await measure_steps(experience_model, teacher, trajectories, in_flight=settings.in_flight)
     lists = [ActionList.of(trajectory) for trajectory in trajectories]
-    dreams = await replay_in_dream(experience_model, lists, in_flight=settings.in_flight)
+    repeated = await replay_in_dream(experience_model, lists * settings.repeats, in_flight=settings.in_flight)
+    dreams = repeated[: len(lists)]
     back: Transfer | None = None
     if factory is not None:
         missed: list[ActionList] = []
@@ -98,9 +99,7 @@ async def measure_fidelity(
         drift=drift_by_step(trajectories, dreams),
         real_to_dream=real_to_dream(trajectories, dreams),
         dream_to_real=back,
-        replay_spread=await replay_spread(
-            experience_model, lists, repeats=settings.repeats, in_flight=settings.in_flight
-        ),
+        replay_spread=replay_spread(repeated, repeats=settings.repeats),
         theorem=_theorem(steps, settings.gamma),
     )
 

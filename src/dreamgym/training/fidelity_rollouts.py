@@ -16,7 +16,7 @@ from typing import Any
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel
 from dreamgym.synthetic import SyntheticEnvironment
-from dreamgym.training.estimates import NOTHING, Estimate, share_of_episodes
+from dreamgym.training.estimates import Estimate, share_of_episodes
 from dreamgym.training.in_flight import ask_all
 from dreamgym.types import FailureKind, Outcome, State, Task, Trajectory, WorldSheet
 
@@ -218,21 +218,21 @@ class ReplaySpread:
         return asdict(self)
 
 
-async def replay_spread(
-    experience_model: ExperienceModel, lists: Sequence[ActionList], *, repeats: int, in_flight: int = 64
-) -> ReplaySpread:
-    """Dream each list `repeats` times, mixed with all others, as a rollout group would."""
-    if repeats < 2:
-        raise ValueError(f"expected at least 2 repeats to compare, got {repeats!r}")
-    dreams = await replay_in_dream(experience_model, [*lists] * repeats, in_flight=in_flight)
-    if not lists:
-        return ReplaySpread(repeats=repeats, mean_deviation=None, largest_deviation=None, all_equal=NOTHING)
-    groups = [dreams[place :: len(lists)] for place in range(len(lists))]
+def replay_spread(dreams: Sequence[Replay], *, repeats: int) -> ReplaySpread:
+    """Compare repeats of the same lists: `dreams` holds all lists once, then all again, and so on.
+
+    Dream them in one call, as a rollout group would be: a model whose answers depend on what else it is
+    asked at the time shows it only then.
+    """
+    if repeats < 2 or len(dreams) % repeats:
+        raise ValueError(f"expected the same lists at least 2 times, got {len(dreams)} dreams, {repeats=!r}")
+    lists = len(dreams) // repeats
+    groups = [dreams[place::lists] for place in range(lists)]
     deviations = [statistics.pstdev(dream.total_reward for dream in group) for group in groups]
     return ReplaySpread(
         repeats=repeats,
-        mean_deviation=statistics.fmean(deviations),
-        largest_deviation=max(deviations),
+        mean_deviation=statistics.fmean(deviations) if deviations else None,
+        largest_deviation=max(deviations, default=None),
         all_equal=share_of_episodes(len({dream.states for dream in group}) == 1 for group in groups),
     )
 

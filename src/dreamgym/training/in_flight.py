@@ -20,6 +20,8 @@ async def ask_all(
     >>> asyncio.run(ask_all(double, [1, 2, 3], in_flight=2))
     [2, 4, 6]
     """
+    if in_flight < 1:
+        raise ValueError(f"expected at least 1 question in flight, got {in_flight!r}")
     waiting = iter(enumerate(questions))
     answers: dict[int, Answer] = {}
 
