@@ -66,7 +66,6 @@ def main() -> None:
     scripts, tokenizer = read_scripts(256)
     model = make_model(arguments.preset, tokenizer, family=arguments.family)
     model.generation_config.eos_token_id = None  # every turn is equally long on both sides
-    rounds = 1 if arguments.quick else 3
     result: dict[str, Any] = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
         "threads": arguments.threads,
@@ -76,8 +75,8 @@ def main() -> None:
         "episodes": {},
     }
     for episodes in (1, 16, 64) if arguments.quick else (1, 16, 64, 256):
-        measured = compare(model, tokenizer, scripts[:episodes], rounds if episodes < 256 else 1)
-        result["episodes"][episodes] = measured
+        rounds = 1 if arguments.quick or episodes > 64 else 3 if episodes < 64 else 2
+        result["episodes"][episodes] = compare(model, tokenizer, scripts[:episodes], rounds)
     print(json.dumps(result, indent=2) if arguments.json else table(result))
 
 
@@ -214,7 +213,7 @@ def time_products(model: Any, steps: list[Step]) -> dict[str, float]:
     size = config.hidden_size // config.num_attention_heads
     shared = config.num_attention_heads // config.num_key_value_heads
     rows = max(step.decoding + len(step.chunks) for step in steps) * config.num_key_value_heads
-    columns = max(max([step.longest, *(chunk.end for chunk in step.chunks)]) for step in steps)
+    columns = max(step.end for step in steps)
     keys, values = torch.randn(rows, size, columns), torch.randn(rows, columns, size)
     total = {"layers": 0.0, "attention": 0.0, "cpu": time.process_time()}
     for step in steps:

@@ -7,6 +7,7 @@ first two are trusted, their logits are compared with the model's own on its pre
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from dreamgym.models.hosted import HostedForward, twin_of
 from dreamgym.models.lean import LeanForward
 from dreamgym.models.packed import PackedBackend, PackedForward
 from dreamgym.models.workspace import SavedRow
+
+logger = logging.getLogger("dreamgym.models")
 
 
 class Backend(Protocol):
@@ -67,9 +70,9 @@ class PlainBackend:
         self._twin = twin_of(self._model)
 
 
-def choose_backend(model: Any, *, positions: int, only: str | None = None) -> tuple[str, Backend]:
+def choose_backend(model: Any, only: str | None = None) -> tuple[str, Backend]:
     """The first of lean, hosted and plain that can run this model, with its name; if given, `only` that."""
-    for name, build in _candidates(model, positions):
+    for name, build in _candidates(model):
         if only is not None and name != only:
             continue
         try:
@@ -80,14 +83,19 @@ def choose_backend(model: Any, *, positions: int, only: str | None = None) -> tu
             Exception
         ):  # not known here, or code of its own that fails in any way when its attention is replaced
             continue
+    if only != "plain":
+        logger.warning(
+            "%s keeps a memory that we cannot hold: every token costs a pass over the whole text",
+            type(model).__name__,
+        )
     return "plain", PlainBackend(model)
 
 
-def _candidates(model: Any, positions: int) -> Iterator[tuple[str, Callable[[], PackedBackend]]]:
+def _candidates(model: Any) -> Iterator[tuple[str, Callable[[], PackedBackend]]]:
     def packed(forward: PackedForward) -> PackedBackend:
         return PackedBackend(forward, next(model.parameters()).device)
 
-    yield "lean", lambda: packed(LeanForward(model, positions=positions))
+    yield "lean", lambda: packed(LeanForward(model))
     yield "hosted", lambda: packed(HostedForward(model))
 
 

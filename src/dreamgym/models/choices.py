@@ -26,6 +26,12 @@ class Branch:
     def is_leaf(self) -> bool:
         return not self.children
 
+    @property
+    def needs_terminator(self) -> bool:
+        """Whether a choice is also the beginning of another (or empty), here or below."""
+        below = self.children.values()
+        return (self.choice is not None and bool(below)) or any(child.needs_terminator for child in below)
+
 
 def plant(choices: Sequence[tuple[str, Sequence[int]]]) -> Branch:
     """The trie of choices, each with its tokens.

@@ -200,7 +200,7 @@ class Engine:
             limit=needed if branch is not None else min(len(tokens) + request.max_tokens, self._positions),
             watched=watched,
             branch=branch,
-            terminator=self._terminator(request) if branch is not None else -1,
+            terminator=self._terminator(request, branch) if branch is not None else -1,
         )
 
     def _plant(self, request: CompletionRequest) -> tuple[Branch | None, int]:
@@ -211,15 +211,17 @@ class Engine:
         root = plant(tokenised)
         return root, max(len(tokens) for _, tokens in tokenised) + 1
 
-    def _terminator(self, request: CompletionRequest) -> int:
+    def _terminator(self, request: CompletionRequest, branch: Branch) -> int:
         if request.stop and (tokens := self._codec.choice(request.stop[0])):
             return tokens[0]
         if self._closing:
             return self._closing[0]
-        raise ConfigError(
-            "this model has no token that ends a text, so a choice that begins another could not end: "
-            "give a stop string"
-        )
+        if branch.needs_terminator:
+            raise ConfigError(
+                "this model has no token that ends a text, so a choice that begins another could not end: "
+                "give a stop string"
+            )
+        return -1
 
     def _admit(self) -> None:
         """Lets in who waits, in order, as far as the batch and its memory go."""
@@ -356,6 +358,8 @@ class Engine:
         """A step failed: runs each row alone, fails those that fail again, lets the others start over."""
         rows = list(self._rows)
         self._let_go(range(len(rows)))
+        for place in range(len(rows)):
+            self._backend.scrub(place)
         for row in rows:
             try:
                 self._backend.enter([(row.tokens, None)], row.limit)

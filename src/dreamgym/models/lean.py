@@ -180,17 +180,14 @@ class NotLeanError(Exception):
 class LeanForward:
     """Implements `packed.PackedForward`; whether it agrees with the model is checked by the caller."""
 
-    def __init__(self, model: Any, *, positions: int) -> None:
-        """`positions`: how many tokens a row may have.
-
+    def __init__(self, model: Any) -> None:
+        """
         Raises:
             NotLeanError: the architecture, a projection (LoRA, quantised) or the rotation is not known here.
         """
         config = model.config
-        if getattr(config, "model_type", None) not in FAMILIES or getattr(
-            config, "use_sliding_window", False
-        ):
-            raise NotLeanError(f"model type {getattr(config, 'model_type', None)!r}")
+        if config.model_type not in FAMILIES or getattr(config, "use_sliding_window", False):
+            raise NotLeanError(f"model type {config.model_type!r}")
         rotation = model.model.rotary_emb
         if rotation.rope_type not in _FIXED_ROTATIONS or getattr(config, "hidden_act", "silu") != "silu":
             raise NotLeanError(f"rotation {rotation.rope_type!r}, activation {config.hidden_act!r}")
@@ -198,11 +195,20 @@ class LeanForward:
             raise NotLeanError("an embedding that is not plain")
         self._model = model
         self.refresh()
-        angles = torch.arange(positions, device=rotation.inv_freq.device)[:, None] * rotation.inv_freq.float()
-        dtype = self._embedding.dtype
-        self._cosine = (torch.cat([angles, angles], -1).cos() * rotation.attention_scaling).to(dtype)[:, None]
-        sine = angles.sin() * rotation.attention_scaling
-        self._sine = torch.cat([-sine, sine], -1).to(dtype)[:, None]
+        self._cosine = self._sine = self._embedding.new_empty(0)
+
+    def _rotations(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Of the step's positions, from tables that grow as rows do."""
+        if step.end > len(self._cosine):
+            rotation = self._model.model.rotary_emb
+            places = torch.arange(max(1024, step.end * 3 // 2), device=rotation.inv_freq.device)
+            angles = places[:, None] * rotation.inv_freq.float()
+            sine = angles.sin()
+            self._cosine, self._sine = (
+                (torch.cat(halves, -1) * rotation.attention_scaling).to(self._embedding.dtype)[:, None]
+                for halves in ([angles.cos()] * 2, [-sine, sine])
+            )
+        return self._cosine[step.positions], self._sine[step.positions]
 
     def refresh(self) -> None:
         inner = self._model.model
@@ -218,12 +224,8 @@ class LeanForward:
         )
 
     def __call__(self, tokens: Tensor, step: Step, workspace: Workspace) -> Tensor:
-        around = _Surroundings(
-            step=step,
-            workspace=workspace,
-            cosine=self._cosine[step.positions],
-            sine=self._sine[step.positions],
-        )
+        cosine, sine = self._rotations(step)
+        around = _Surroundings(step=step, workspace=workspace, cosine=cosine, sine=sine)
         x = functional.embedding(tokens, self._embedding)
         for block in self._blocks:
             x = block(x, around)

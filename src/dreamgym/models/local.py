@@ -50,6 +50,7 @@ class LocalLanguageModel:
         model: Any,
         tokenizer: Any,
         *,
+        context: int | None = None,
         max_batch: int = 256,
         cache_bytes: int = 2 << 30,
         closing_tokens: Sequence[int] | None = None,
@@ -59,6 +60,7 @@ class LocalLanguageModel:
         """
         Args:
             model: a transformers causal LM, as it is: device, precision and parameters stay the owner's.
+            context: the most tokens of a prompt and its completion; by default what the model was made for.
             cache_bytes: limit of what conversations leave behind, and again of the batch under way. A
             conversation
                 that had to go costs its recomputation.
@@ -70,16 +72,16 @@ class LocalLanguageModel:
         """
         self._model = model
         self._codec = TextCodec(tokenizer, parse_special_tokens=parse_special_tokens)
-        positions = getattr(model.config, "max_position_embeddings", None) or _UNLIMITED_POSITIONS
+        made_for = getattr(model.config, "max_position_embeddings", None) or _UNLIMITED_POSITIONS
         if closing_tokens is None:
             closing_tokens = _closing_tokens(model, tokenizer)
-        self.backend, chosen = choose_backend(model, positions=positions, only=backend)
+        self.backend, chosen = choose_backend(model, only=backend)
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._look_up_parameters()
         self._engine = Engine(
             chosen,
             self._codec,
-            positions=positions,
+            positions=min(made_for, context or made_for),
             closing=closing_tokens,
             max_batch=max_batch,
             cache_bytes=cache_bytes,
@@ -91,6 +93,7 @@ class LocalLanguageModel:
         self._worker: ThreadPoolExecutor | None = None
         self._working = False
         self._closed = False
+        self._stale = False
 
     @classmethod
     def load(cls, source: str | Path, *, device: str | None = None, **settings: Any) -> LocalLanguageModel:
@@ -152,19 +155,20 @@ class LocalLanguageModel:
 
     def weights_changed(self) -> None:
         """Drops everything remembered under the old weights. Optimiser steps are noticed without this."""
-        self._tell(self._restart)
+        self._stale = True
 
     @contextmanager
     def updating(self) -> Iterator[None]:
         """For changing weights while requests are under way: between two steps, and noticed at once."""
         with self._weights:
             yield
-        self.weights_changed()
+            self._stale = True
 
     async def aclose(self) -> None:
         """Ends the worker; whoever still waits gets an error. May be called twice."""
+        if not self._closed:
+            self._tell(lambda: None)
         self._closed = True
-        self._wake()
         if self._worker is not None:
             await asyncio.to_thread(self._worker.shutdown)
 
@@ -202,16 +206,18 @@ class LocalLanguageModel:
         self._probed = self._trained[:: max(1, len(self._trained) // _PROBES)]
 
     def _restart(self) -> None:
+        self._stale = False
         self._look_up_parameters()
         self._engine.restart()
 
     def _tell(self, message: Callable[[], None]) -> None:
-        self._inbox.append(message)
-        self._wake()
+        if not self._closed:
+            self._inbox.append(message)
+            self._wake()
 
     def _wake(self) -> None:
         with self._lock:
-            if self._working or not (self._inbox or self._closed):
+            if self._working or not self._inbox:
                 return
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="dreamgym-model")
@@ -236,6 +242,8 @@ class LocalLanguageModel:
                     return
             try:
                 with self._weights:
+                    if self._stale:
+                        self._restart()
                     settled = self._engine.step()
             except Exception as error:  # a bug of ours; nobody may wait for ever
                 broken = EpisodeFailedError(FailureKind.CRASHED, f"{type(error).__name__}: {error}")

@@ -52,6 +52,11 @@ class Step:
         self._bias: dict[int | None, Tensor | None] = {}
         self._chunk_bias: dict[tuple[Chunk, int | None], Tensor] = {}
 
+    @property
+    def end(self) -> int:
+        """One more than the highest position."""
+        return max([self.longest, *(chunk.end for chunk in self.chunks)])
+
     @cached_property
     def positions(self) -> Tensor:
         """`(tokens,)`"""
