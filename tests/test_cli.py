@@ -12,14 +12,19 @@ from command import dreamgym
 from dreamgym.cli import app
 
 COMMANDS = [
-    "quickstart", "collect", "ingest", "envs list", "envs describe", "envs check", "data show", "data stats",
-    "data validate", "data export", "data pack", "buffer build", "buffer stats", "buffer search",
-    "buffer compact", "experience train",
+    "quickstart", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
+    "data stats", "data validate", "data export", "data pack", "buffer build", "buffer stats",
+    "buffer search", "buffer compact", "experience train", "experience eval",
 ]  # fmt: skip
 
 
 def test_the_commands_are_these() -> None:
-    assert {command.name for command in app.registered_commands} == {"quickstart", "collect", "ingest"}
+    assert {command.name for command in app.registered_commands} == {
+        "quickstart",
+        "collect",
+        "ingest",
+        "play",
+    }
     assert {group.name for group in app.registered_groups} == {"envs", "data", "buffer", "experience"}
 
 
@@ -66,6 +71,7 @@ def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: 
         (["data", "stats", "nowhere"], 3, "found nothing"),
         (["data", "stats", "builtin:alfwrld"], 2, "alfworld"),
         (["buffer", "stats", "nowhere.sqlite"], 5, "nowhere.sqlite"),
+        (["play", "--env", "textworld", "--task", "999999999"], 2, "holds 100000 tasks"),
         (["envs", "describe", "textwrld"], 2, "did you mean 'textworld'?"),
     ],
 )

@@ -10,6 +10,7 @@ from dreamgym.cli.data import app as data_app
 from dreamgym.cli.envs import app as envs_app
 from dreamgym.cli.experience import app as experience_app
 from dreamgym.cli.ingest import ingest
+from dreamgym.cli.play import play_command
 from dreamgym.cli.quickstart import quickstart
 
 app = typer.Typer(
@@ -24,13 +25,14 @@ app = typer.Typer(
 
     dreamgym quickstart                                   # collect, store, retrieve, and see it
     dreamgym envs list                                    # which real environments there are
+    dreamgym play --env alfworld                          # play one yourself
     dreamgym collect --env alfworld --episodes 50 --out trajectories
     dreamgym data stats trajectories
     dreamgym buffer build trajectories --store replay.sqlite
     dreamgym buffer search replay.sqlite --state "On the desk 1, you see a mug 2." --action "take mug 2"
 
-Every command explains itself with `--help`, prints JSON with `--json`, and can be stopped with Ctrl-C and run
-again.
+Every command explains itself with `--help`, prints JSON with `--json` (all but `play`), and can be stopped
+with Ctrl-C and run again.
 
 **Exit codes**: 0 done · 1 failed, or a check did not pass · 2 wrong usage or setting · 3 bad data ·
 4 a missing extra · 5 a store cannot be opened or written · 6 an episode failed · 7 an endpoint failed ·
@@ -40,6 +42,7 @@ again.
 app.command("quickstart")(quickstart)
 app.command("collect")(collect_command)
 app.command("ingest")(ingest)
+app.command("play")(play_command)
 app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")

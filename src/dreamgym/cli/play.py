@@ -1,0 +1,263 @@
+"""`dreamgym play`: a person plays an environment in the terminal, may see what agents cannot, and keeps it.
+
+Lines that start with a colon are for us, everything else is an action. Between two lines nothing runs: the
+event loop only turns while the environment is asked, so Ctrl-C at the prompt ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dreamgym.cli import screen
+from dreamgym.cli.options import ConfigFile, Overrides, resolve
+from dreamgym.config import nearest_name
+from dreamgym.envs.registry import open_environment
+from dreamgym.errors import ConfigError, DreamGymError
+from dreamgym.experience.sheet import tell
+from dreamgym.protocols import Environment, EnvironmentFactory, RevealingEnvironment
+from dreamgym.replay.offline import TrajectoryWriter
+from dreamgym.synthetic import SyntheticEnvironment
+from dreamgym.types import Outcome, Provenance, Task, Trajectory, Transition, WorldSheet
+
+HELP = """\
+:actions   what can be done here, where the environment tells
+:sheet     the hidden facts of this episode, as they were at its start
+:expert    what the expert would do now; :expert NAME asks another one
+:why       the experience model's reasoning and confidence behind the last outcome
+:save DIR  keep this episode among the trajectories of a folder
+:quit      leave; so does the end of the input"""
+
+
+@screen.command
+def play_command(
+    env: Annotated[str | None, typer.Option(help="environment, see `dreamgym envs list`")] = None,
+    task: Annotated[str, typer.Option(metavar="N|ID", help="number of a task in the split, or its id")] = "0",
+    split: Annotated[str | None, typer.Option(help="where tasks are taken from; default: the first")] = None,
+    seed: Annotated[int | None, typer.Option(help="the order of the tasks")] = None,
+    data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Play a real environment yourself. Type an action, or `:help` for what else there is.
+
+    Examples:
+
+      dreamgym play --env alfworld
+
+      dreamgym play --env alfworld --split valid_unseen --task 3
+
+      dreamgym play --env textworld --set environment.options.family=treasure
+    """
+    resolved = resolve(
+        config, overrides, {"environment.name": env, "environment.options.data": data, "seed": seed}
+    )
+    factory = open_environment(resolved.environment.name, resolved.environment.options)
+    with asyncio.Runner() as runner:
+        try:
+            found = runner.run(find_task(factory, split or factory.splits[0], task, seed=resolved.seed))
+            play(factory, found, _typed(), runner=runner, seed=resolved.seed)
+        finally:
+            runner.run(factory.aclose())
+
+
+async def find_task(factory: EnvironmentFactory, split: str, wanted: str, *, seed: int) -> Task:
+    """A task by its place in the split's order, or by its id among the first few dozen."""
+    if re.fullmatch(r"[0-9]{1,9}", wanted):
+        return (await factory.tasks(split, int(wanted) + 1, seed=seed))[int(wanted)]
+    tried: list[str] = []
+    for count in (16, 64):
+        try:
+            tasks = await factory.tasks(split, count, seed=seed)
+        except ConfigError:  # fewer than that; an unknown split raises again
+            tasks = await factory.tasks(split, None, seed=seed)
+        for task in tasks[len(tried) :]:
+            if task.id == wanted:
+                return task
+            tried.append(task.id)
+        if len(tasks) < count:
+            break
+    raise ConfigError(
+        f"no task {wanted!r} among the first {len(tried)} of split {split!r}{nearest_name(wanted, tried)}"
+    )
+
+
+def play(
+    factory: EnvironmentFactory,
+    task: Task,
+    lines: Iterable[str],
+    *,
+    runner: asyncio.Runner,
+    seed: int = 0,
+    experience_model: str | None = None,
+) -> Trajectory:
+    """Play one episode by these lines, and return what was played of it.
+
+    Args:
+        experience_model: who imagines the environment, if it is imagined; goes into the record.
+    """
+    environment = factory.make(task, seed=seed)
+    try:
+        session = _Session(environment, runner, seed, experience_model)
+        for line in lines:
+            if line.strip() == ":quit":
+                break
+            session.take(line.strip())
+        return session.trajectory()
+    finally:
+        runner.run(environment.aclose())
+
+
+class _Session:
+    """One person in one episode."""
+
+    def __init__(
+        self, environment: Environment, runner: asyncio.Runner, seed: int, experience_model: str | None
+    ) -> None:
+        self._environment = environment
+        self._runner = runner
+        self._seed = seed
+        self._experience_model = experience_model
+        self._id = f"{environment.task.environment}-human-{uuid.uuid4().hex[:12]}"
+        self._start = self._state = runner.run(environment.start())
+        self._sheet: WorldSheet | None = None
+        if isinstance(environment, RevealingEnvironment | SyntheticEnvironment):
+            self._sheet = runner.run(environment.world_sheet())
+        self._transitions: list[Transition] = []
+        _say(f"Task: {environment.task.instruction}", "bold")
+        _say(self._start.text)
+        _say("(:help tells what else you can type)", "dim")
+
+    def take(self, line: str) -> None:
+        """One line that the person typed. What goes wrong with it is told, and costs nothing else."""
+        word, _, rest = line.partition(" ")
+        try:
+            if not line.startswith(":"):
+                self._act(line)
+            elif word in _COMMANDS:
+                _COMMANDS[word](self, rest.strip())
+            else:
+                _say(f"There is no {word!r}{nearest_name(word, [*_COMMANDS, ':quit'])}\n{HELP}")
+        except DreamGymError as error:
+            _say(f"That failed: {error}", "red")
+
+    def trajectory(self) -> Trajectory:
+        """What was played so far; an episode that is left early is cut off by us, so truncated."""
+        played = self._transitions
+        if played and not played[-1].outcome.over:
+            last = replace(played[-1], outcome=replace(played[-1].outcome, truncated=True))
+            played = [*played[:-1], last]
+        return Trajectory(
+            id=f"{self._id}-{len(played)}",
+            task=self._environment.task,
+            start=self._start,
+            transitions=tuple(played),
+            provenance=Provenance(
+                source="real" if self._experience_model is None else "synthetic",
+                policy="human",
+                experience_model=self._experience_model,
+                recorded_at=time.time(),
+            ),
+            seed=self._seed,
+            sheet=self._sheet,
+        )
+
+    @property
+    def _over(self) -> bool:
+        return bool(self._transitions) and self._transitions[-1].outcome.over
+
+    def _act(self, action: str) -> None:
+        if not action:
+            return
+        if self._over:
+            _say("The episode is over: :save DIR keeps it, :quit leaves.")
+            return
+        outcome = self._runner.run(self._environment.step(action))
+        self._transitions.append(Transition(state=self._state, action=action, outcome=outcome))
+        self._state = outcome.next_state
+        _say(outcome.next_state.text)
+        if outcome.over:
+            _say(_end(outcome, len(self._transitions)), "bold")
+
+    def _actions(self, _: str) -> None:
+        known = self._state.admissible_actions
+        _say("This environment does not tell." if known is None else "\n".join(known) or "Nothing.")
+
+    def _tell_sheet(self, _: str) -> None:
+        known = self._sheet
+        _say("This environment cannot tell." if known is None else "\n".join(tell(known.facts)))
+
+    def _expert(self, name: str) -> None:
+        if self._over:
+            _say("The episode is over.")
+        elif not isinstance(self._environment, RevealingEnvironment) or not self._environment.experts:
+            _say("This environment has no expert.")
+        elif name and name not in self._environment.experts:
+            _say(f"There is no expert {name!r}{nearest_name(name, self._environment.experts)}")
+        else:
+            _say(self._runner.run(self._environment.expert_action(name or None)))
+
+    def _why(self, _: str) -> None:
+        outcome = self._transitions[-1].outcome if self._transitions else None
+        if outcome is None or outcome.reasoning is None:
+            _say("No reasoning: nothing was done yet, or the environment is real.")
+            return
+        sure = "not stated" if outcome.confidence is None else f"{outcome.confidence:.2f}"
+        _say(f"{outcome.reasoning}\nconfidence: {sure}; reward by: {outcome.reward_source}")
+
+    def _save(self, folder: str) -> None:
+        if not folder or not self._transitions:
+            _say("Nothing was done yet." if folder else "Where to? :save DIR")
+            return
+        trajectory = self.trajectory()
+        with TrajectoryWriter(Path(folder).expanduser()) as writer:
+            new = writer.append([trajectory])
+        _say(f"{'Saved' if new else 'Was saved already'}: {trajectory.id} in {folder}")
+
+    def _help(self, _: str) -> None:
+        _say(HELP)
+
+
+_COMMANDS: dict[str, Callable[[_Session, str], None]] = {
+    ":actions": _Session._actions,
+    ":sheet": _Session._tell_sheet,
+    ":expert": _Session._expert,
+    ":why": _Session._why,
+    ":save": _Session._save,
+    ":help": _Session._help,
+}
+
+
+def _end(outcome: Outcome, steps: int) -> str:
+    how = "success" if outcome.success else "cut off" if outcome.truncated else "no success"
+    return f"The episode is over: {how}, reward {outcome.reward:g}, {steps} steps."
+
+
+def _typed() -> Iterator[str]:
+    """Lines from standard input until it ends."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what is not text is not worth a crash
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401  — gives `input` a history and arrow keys
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            _say("")  # or the shell's prompt would stand behind ours
+            return
+
+
+def _say(text: str, style: str = "") -> None:
+    screen.out.print(screen.visible(text, style), soft_wrap=True)
