@@ -87,6 +87,14 @@ async def test_the_planner_walks_straight_to_the_goal(factory: AlfworldFactory) 
     assert len(planned) <= len(searched)
 
 
+async def test_an_unknown_expert_is_refused_with_the_nearest_one(factory: AlfworldFactory) -> None:
+    environment = factory.make((await factory.tasks("train", 1))[0])
+    await environment.start()
+    with pytest.raises(ConfigError, match="did you mean 'planner'"):
+        await environment.expert_action("planer")
+    await environment.aclose()
+
+
 async def test_the_world_sheet_tells_what_the_states_reveal_later(factory: AlfworldFactory) -> None:
     for task in await factory.tasks("train", 4):
         trajectory = await play(factory, task, "expert")

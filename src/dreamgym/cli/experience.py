@@ -1,21 +1,27 @@
-"""`dreamgym experience`: teach an experience model from recorded trajectories."""
+"""`dreamgym experience`: teach an experience model from trajectories, and measure it against reality."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markdown import Markdown
 
 from dreamgym.cli import screen
+from dreamgym.cli.collect import run_collect
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
-from dreamgym.config import Config
-from dreamgym.envs.registry import EnvironmentSpec, find_environment
+from dreamgym.config import CollectConfig, Config
+from dreamgym.envs.registry import EnvironmentSpec, find_environment, open_environment
 from dreamgym.errors import ConfigError
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.embed import make_embedder
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.training.fidelity import Fidelity
+from dreamgym.types import Trajectory
 
 app = typer.Typer(
     no_args_is_help=True, help="Teach an experience model: the model that plays the environment."
@@ -63,6 +69,84 @@ def train(
     sources = [dataset_path(path) for path in data or ["builtin:alfworld"]]
     result = asyncio.run(_train(resolved, spec, sources, out, buffer))
     screen.show(result, screen.table(f"taught {out}", *result, rows=[list(result.values())]), as_json=as_json)
+
+
+@app.command("eval")
+@screen.command
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a taught experience model.")],
+    *,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Real trajectories of tasks it never learnt from; recorded now if none are given."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(help="How many episodes to measure on.", min=1)] = 60,
+    split: Annotated[str, typer.Option(help="Which tasks to record, if none are given.")] = "valid_unseen",
+    reward: Annotated[str, typer.Option(help="Who grades: model (its own word) or sheet.")] = "model",
+    env: Annotated[str | None, typer.Option(help="Environment that it plays.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Chooses the episodes to record.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure fidelity: one step, closed loop, and dreamt successes tried in the real environment.
+
+    Leaves fidelity.json, fidelity.md and drift.svg in the run's folder. What each number means stands in
+    docs/guides/fidelity.md.
+
+    Examples:
+
+      dreamgym experience eval runs/experience --episodes 200
+
+      dreamgym experience eval runs/experience --data trajectories --reward sheet --json
+    """
+    config = resolve(None, None, {"environment.name": env, "seed": seed})
+    spec = find_environment(config.environment.name)
+    if reward not in ("model", "sheet") or (reward == "sheet" and spec.goal_met is None):
+        raise ConfigError(
+            f"expected --reward model, or sheet where the environment can check one, got {reward!r}"
+        )
+    if data:
+        sources = [dataset_path(path) for path in data]
+    else:
+        recorded = CollectConfig(episodes=episodes, split=split, out=run / "real", policy="mix")
+        run_collect(config.model_copy(update={"collect": recorded}))
+        sources = [recorded.out]
+    found = [trajectory for source in sources for trajectory in read_trajectories(source)][:episodes]
+    fidelity = asyncio.run(_evaluate(run, spec, found, config, reward))
+    result = keep_fidelity(fidelity, run)
+    if as_json:
+        screen.show(result, [], as_json=True)
+    else:
+        screen.out.print(Markdown((run / "fidelity.md").read_text(encoding="utf-8")))
+
+
+async def _evaluate(
+    run: Path, spec: EnvironmentSpec, trajectories: list[Trajectory], config: Config, reward: str
+) -> Fidelity:
+    from dreamgym.experience.reward import SheetCheck
+    from dreamgym.training.fidelity import measure_fidelity
+    from dreamgym.training.teach import load_experience_model
+
+    if spec.teacher is None:
+        raise ConfigError(f"environment {spec.name!r} has no teacher of its own to keep a world sheet true")
+    grader = SheetCheck(spec.goal_met) if reward == "sheet" and spec.goal_met else None
+    model = load_experience_model(run, rewarder=grader)
+    factory = open_environment(config.environment.name, config.environment.options)
+    try:
+        with screen.err.status(f"measuring on {len(trajectories)} real episodes"):
+            return await measure_fidelity(model, spec.teacher(), trajectories, factory=factory)
+    finally:
+        await factory.aclose()
+
+
+def keep_fidelity(fidelity: Fidelity, run: Path) -> dict[str, Any]:
+    """Write what was measured into the run's folder: JSON, table and plot."""
+    from dreamgym.training.fidelity import drift_svg, markdown_table
+
+    result = fidelity.to_dict()
+    (run / "fidelity.json").write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
+    (run / "fidelity.md").write_text(markdown_table(fidelity), encoding="utf-8")
+    (run / "drift.svg").write_text(drift_svg(fidelity.drift), encoding="utf-8")
+    return result
 
 
 async def _train(

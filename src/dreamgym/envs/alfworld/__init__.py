@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dreamgym.config import Section
+from dreamgym.config import Section, nearest_name
 from dreamgym.envs.alfworld.goals import goal_met
 from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
 from dreamgym.envs.engines import EngineProcess, Engines
 from dreamgym.envs.registry import EnvironmentSpec
-from dreamgym.errors import EpisodeOverError, MissingExtraError
+from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
@@ -69,8 +69,6 @@ class AlfworldFactory:
         return self._source.splits
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
-        from dreamgym.errors import ConfigError
-
         tasks = await self._source.tasks(split, count, seed, self._prove)
         if count is not None and len(tasks) < count:
             raise ConfigError(f"asked for {count} tasks of split {split!r}, there are {len(tasks)}")
@@ -139,7 +137,10 @@ class AlfworldEnvironment:
         return WorldSheet(facts=tuple(tuple(fact) for fact in reply["facts"]))
 
     async def expert_action(self, expert: str | None = None) -> str:
-        reply = await self._ask({"do": "expert", "name": expert or self.experts[0]})
+        name = expert or self.experts[0]
+        if name not in self.experts:
+            raise ConfigError(f"unknown expert {name!r}{nearest_name(name, self.experts)}")
+        reply = await self._ask({"do": "expert", "name": name})
         # The planner has nothing to say where the goal is out of reach; looking around does no harm.
         return str(reply["action"] or "look")
 
