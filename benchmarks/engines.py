@@ -126,23 +126,30 @@ def _time_ours(engine: Engine, games: Sequence[Path], steps: int) -> dict[str, f
 
 
 async def compare_concurrency(factory: AlfworldFactory, tasks: Sequence[Task], *, episodes: int) -> Any:
-    """Episodes per second, one at a time and 64 at once; the same episodes, interleaved in rounds."""
-    alone = together = 0.0
-    rounds = 3
-    for number in range(rounds):
+    """Episodes per second, one at a time and 64 at once, in rounds.
+
+    The share of the machine that idles while one episode runs tells whether it was ours alone: on two cores it
+    is 0.5, and less where something else was at work, which makes the ratio too small.
+    """
+    rounds = []
+    for number in range(5):
+        before = psutil.cpu_times()
         began = time.perf_counter()
-        for episode in range(episodes // 4):
+        for episode in range(episodes // 8):
             await _episode(factory, tasks[episode % len(tasks)], seed=number)
-        alone += (time.perf_counter() - began) / (episodes // 4)
+        alone = (time.perf_counter() - began) / (episodes // 8)
+        idle = _idle_share(before, psutil.cpu_times())
         began = time.perf_counter()
         await _many(factory, tasks, episodes, seed=number)
-        together += (time.perf_counter() - began) / episodes
-    return {
-        "one_at_a_time_per_second": rounds / alone,
-        "sixty_four_at_once_per_second": rounds / together,
-        "ratio": alone / together,
-        "steps_per_episode": 20,
-    }
+        together = (time.perf_counter() - began) / episodes
+        rounds.append({"alone": 1 / alone, "together": 1 / together, "ratio": alone / together, "idle": idle})
+    middle = sorted(rounds, key=lambda each: each["ratio"])[len(rounds) // 2]
+    return {"rounds": rounds, "median": middle, "steps_per_episode": 20}
+
+
+def _idle_share(before: Any, after: Any) -> float:
+    spent = [float(now - then) for then, now in zip(before, after, strict=True)]
+    return float(after.idle - before.idle) / max(sum(spent), 1e-9)
 
 
 async def memory_over(factory: AlfworldFactory, tasks: Sequence[Task], *, episodes: int) -> Any:
@@ -194,9 +201,11 @@ def show(result: dict[str, Any]) -> None:
     for name in ("start", "step"):
         row = [1000 * engine[kind][name] for kind in ("untouched", "ours_first_time", "ours_again")]
         print(f"| {name} | {row[0]:.1f} | {row[1]:.1f} | {row[2]:.1f} | {engine[f'{name}_ratio']:.0f}x |")
+    middle, ratios = together["median"], [round(each["ratio"], 2) for each in together["rounds"]]
     print(
-        f"\nepisodes per second (20 random steps): {together['one_at_a_time_per_second']:.1f} one at a time, "
-        f"{together['sixty_four_at_once_per_second']:.1f} with 64 at once, ratio {together['ratio']:.2f}"
+        f"\nepisodes per second (20 random steps): {middle['alone']:.1f} one at a time, "
+        f"{middle['together']:.1f} with 64 at once, ratio {middle['ratio']:.2f} "
+        f"(rounds {ratios}; idle while alone {middle['idle']:.2f})"
     )
     print(
         f"memory over {memory['episodes']} episodes: {memory['megabytes_after_each_tenth']} MB, "
