@@ -128,8 +128,8 @@ def _time_ours(engine: Engine, games: Sequence[Path], steps: int) -> dict[str, f
 async def compare_concurrency(factory: AlfworldFactory, tasks: Sequence[Task], *, episodes: int) -> Any:
     """Episodes per second, one at a time and 64 at once, in rounds.
 
-    The share of the machine that idles while one episode runs tells whether it was ours alone: on two cores it
-    is 0.5, and less where something else was at work, which makes the ratio too small.
+    The share of the machine that idles while one episode runs tells whether it was ours alone: on two cores
+    it is 0.5, and less where something else was at work, which makes the ratio too small.
     """
     rounds = []
     for number in range(5):
