@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--family", default="lfm2", choices=["lfm2", "llama"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1, help="of both sides; more want an idle machine")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     scripts, tokenizer = read_scripts(256)
@@ -140,7 +140,7 @@ def middle(played: list[Played], name: str) -> float:
 
 
 def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played, list[Step], float]:
-    language_model = LocalLanguageModel(model, tokenizer, closing_tokens=())
+    language_model = LocalLanguageModel(model, tokenizer, closing_tokens=(), threads=torch.get_num_threads())
     backend = language_model._engine._backend
     assert isinstance(backend, PackedBackend)
     forward, steps = backend.forward, []

@@ -93,6 +93,27 @@ async def test_parameters_that_were_replaced_are_found_when_told(backend: str) -
     await language_model.aclose()
 
 
+async def test_adapters_added_later_are_found_when_told() -> None:
+    class Doubled(torch.nn.Module):
+        def __init__(self, base: torch.nn.Module) -> None:
+            super().__init__()
+            self.base = base
+            self.more = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base(x) * (1 + self.more)  # type: ignore[no-any-return]
+
+    language_model = opened()
+    assert language_model.backend == "lean"
+    await language_model.complete(ask())
+    block = language_model.model.model.layers[0]
+    block.conv.in_proj = Doubled(block.conv.in_proj)
+    language_model.weights_changed()
+    check_logprobs(language_model, await language_model.complete(ask()))
+    assert language_model.backend == "hosted"
+    await language_model.aclose()
+
+
 async def test_training_mode_and_gradients_are_left_alone() -> None:
     model = small_models.model()
     model.train()
@@ -288,6 +309,16 @@ async def test_the_event_loop_stays_free_while_the_model_computes() -> None:
         await asyncio.sleep(0.001)
         ticks += 1
     assert ticks > 20
+    await language_model.aclose()
+
+
+async def test_the_threads_of_the_model_are_not_those_of_its_owner() -> None:
+    language_model = opened(threads=2)
+    before = torch.get_num_threads()
+    await language_model.complete(ask())
+    assert language_model._worker is not None
+    assert language_model._worker.submit(torch.get_num_threads).result() == 2
+    assert torch.get_num_threads() == before
     await language_model.aclose()
 
 

@@ -32,6 +32,12 @@ def test_words_of_the_corpus_are_single_tokens_with_and_without_a_space() -> Non
         assert len(tokens(word)) == len(tokens(" " + word)) == 1
 
 
+def test_a_rare_word_is_not_split_into_frequent_ones() -> None:
+    tokenizer = make_tokenizer(["in side " * 1000 + "inside"])
+    assert len(tokenizer("inside", add_special_tokens=False).input_ids) == 1
+    assert len(tokenizer("sidein", add_special_tokens=False).input_ids) == 2
+
+
 def test_numbers_and_marks_are_tokens_of_their_own() -> None:
     assert len(tokens("shelf 12, drawer 2.")) == 6
     assert len(tokens("shelf12")) == 2

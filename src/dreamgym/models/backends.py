@@ -49,9 +49,8 @@ class PlainBackend:
     bytes_per_token = 0
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self._twin = twin_of(model)
         self.device = next(model.parameters()).device
-        self.refresh()
 
     def enter(self, rows: Sequence[tuple[list[int], SavedRow | None]], columns: int) -> list[int]:
         return [0] * len(rows)
@@ -66,8 +65,7 @@ class PlainBackend:
 
     def scrub(self, row: int) -> None: ...
 
-    def refresh(self) -> None:
-        self._twin = twin_of(self._model)
+    def refresh(self) -> None: ...
 
 
 def choose_backend(model: Any, only: str | None = None) -> tuple[str, Backend]:

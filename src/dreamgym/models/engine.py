@@ -27,6 +27,9 @@ from dreamgym.types import Completion, CompletionRequest, FailureKind
 _NEW_TOKENS_PER_STEP = 4096
 """Of rows that come in together: enough to fill the machine, few enough to stay near its caches."""
 
+_PATIENCE = 10
+"""Failed steps that a row survives: enough to halve the largest batch down to one."""
+
 
 @dataclass(slots=True, eq=False)
 class Ticket:
@@ -52,6 +55,8 @@ class _Row:
     terminator: int
     """Ends a choice that is also the beginning of another."""
     logprobs: list[float] = field(default_factory=list)
+    failures: int = 0
+    """Steps that failed while it took part."""
 
     @property
     def request(self) -> CompletionRequest:
@@ -126,13 +131,14 @@ class Engine:
         self.transcripts.forget(conversation)
         self.store.take(conversation)
 
-    def restart(self) -> None:
+    def restart(self, backend: Backend | None = None) -> None:
         """Drops everything remembered; rows under way keep their tokens and are computed anew."""
         self.meter.restarts += 1
-        self._backend.refresh()
         self.store.clear()
         self._waiting.extendleft(reversed(self._rows))
-        self._let_go(list(range(len(self._rows))))
+        self._let_go(range(len(self._rows)))
+        self._backend = backend or self._backend
+        self._backend.refresh()
         self._seen = self._fingerprint()
 
     def abandon(self, error: DreamGymError) -> list[Settled]:
@@ -140,7 +146,7 @@ class Engine:
         tickets = [*self._new, *(row.ticket for row in (*self._waiting, *self._rows))]
         self._new.clear()
         self._waiting.clear()
-        self._let_go(list(range(len(self._rows))))
+        self._let_go(range(len(self._rows)))
         return [(ticket, error) for ticket in tickets]
 
     @torch.inference_mode()
@@ -157,8 +163,8 @@ class Engine:
                 logits = self._backend.step([row.tokens for row in self._rows])
                 self._sample(logits.float())
                 self.meter.steps += 1
-        except Exception:
-            self._isolate()
+        except Exception as error:
+            self._isolate(error)
         settled, self._settled = self._settled, []
         return settled
 
@@ -175,6 +181,8 @@ class Engine:
             self.meter.requests += 1
         except DreamGymError as error:
             self._settled.append((ticket, error))
+        except Exception as error:  # a tokenizer's, of whatever kind
+            self._settled.append((ticket, _crash(error)))
 
     def _row(self, ticket: Ticket) -> _Row:
         request = ticket.request
@@ -269,7 +277,8 @@ class Engine:
             zip(self._rows, chosen.tolist(), logprobs.tolist(), strict=True)
         ):
             if not logprob > float("-inf"):  # not a number, or no chance at all
-                self._fail(place, "the model gives no finite probabilities: have its weights diverged?")
+                diverged = "the model gives no finite probabilities: have its weights diverged?"
+                self._settled.append((row.ticket, EpisodeFailedError(FailureKind.CRASHED, diverged)))
                 self._backend.scrub(place)
                 gone.append(place)
                 continue
@@ -341,9 +350,6 @@ class Engine:
         if saved is not None:
             self.store.put(conversation, saved)
 
-    def _fail(self, place: int, message: str) -> None:
-        self._settled.append((self._rows[place].ticket, EpisodeFailedError(FailureKind.CRASHED, message)))
-
     def _let_go(self, places: Sequence[int]) -> None:
         """Rows move up into the places of those that leave."""
         order = list(range(len(self._rows)))
@@ -354,20 +360,28 @@ class Engine:
         self._wishes = None
         self._backend.keep(order)
 
-    def _isolate(self) -> None:
+    def _isolate(self, error: Exception) -> None:
         """A step failed: runs each row alone, fails those that fail again, lets the others start over."""
         rows = list(self._rows)
         self._let_go(range(len(rows)))
         for place in range(len(rows)):
             self._backend.scrub(place)
+        failed = 0
         for row in rows:
+            row.failures += 1
             try:
+                if row.failures > _PATIENCE:
+                    raise error
                 self._backend.enter([(row.tokens, None)], row.limit)
                 self._backend.step([row.tokens])
                 self._waiting.append(row)
-            except Exception as error:
-                message = f"the forward pass failed: {type(error).__name__}: {error}"
-                self._settled.append((row.ticket, EpisodeFailedError(FailureKind.CRASHED, message)))
+            except Exception as own_error:
+                failed += 1
+                self._settled.append((row.ticket, _crash(own_error)))
             self._backend.keep([])
-        if len(self._waiting) >= len(rows):  # none of them alone: together they were too many
+        if not failed:  # together they were too many
             self._max_batch = max(1, len(rows) // 2)
+
+
+def _crash(error: Exception) -> EpisodeFailedError:
+    return EpisodeFailedError(FailureKind.CRASHED, f"the model failed: {type(error).__name__}: {error}")

@@ -35,12 +35,7 @@ class HostedForward:
         kinds = set(getattr(model.config, "layer_types", None) or ())
         if unknown := kinds - {"full_attention", "sliding_attention", "conv"}:
             raise NotHostedError(f"layers of kind {sorted(unknown)!r}")
-        self._model = model
-        self._host()
-
-    def _host(self) -> None:
-        self._known = [id(parameter) for parameter in self._model.parameters()]
-        self._twin = twin_of(self._model)
+        self._twin = twin_of(model)
         self._reach = 0
         for module in list(self._twin.modules()):
             for name, child in module.named_children():
@@ -57,8 +52,7 @@ class HostedForward:
         return self._reach
 
     def refresh(self) -> None:
-        if self._known != [id(parameter) for parameter in self._model.parameters()]:
-            self._host()
+        """Nothing to look up: the twin's parameters are the model's own."""
 
     def __call__(self, tokens: Tensor, step: Step, workspace: Workspace) -> Tensor:
         _now.step, _now.workspace = step, workspace

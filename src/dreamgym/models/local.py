@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dreamgym.types import Completion, CompletionRequest, FailureKind
 PREFIX = "hf:"
 _UNLIMITED_POSITIONS = 8192
 """For models that name no limit of their own."""
+_SMALL = 16_000_000
 _PROBES = 8
 
 
@@ -53,6 +54,7 @@ class LocalLanguageModel:
         context: int | None = None,
         max_batch: int = 256,
         cache_bytes: int = 2 << 30,
+        threads: int | None = None,
         closing_tokens: Sequence[int] | None = None,
         parse_special_tokens: bool = False,
         backend: str | None = None,
@@ -61,13 +63,13 @@ class LocalLanguageModel:
         Args:
             model: a transformers causal LM, as it is: device, precision and parameters stay the owner's.
             context: the most tokens of a prompt and its completion; by default what the model was made for.
-            cache_bytes: limit of what conversations leave behind, and again of the batch under way. A
-            conversation
-                that had to go costs its recomputation.
+            cache_bytes: about the limit of what conversations leave behind, and again of the present batch.
+                A conversation that had to go costs its recomputation.
+            threads: of one matrix product on a CPU. By default torch's number, but 1 for small models, whose
+                products end before a second thread of a busy machine has woken up.
             closing_tokens: end a completion; by default those of the model's generation settings.
-            parse_special_tokens: read names of special tokens in prompts as these tokens, for chat templates.
-            Off,
-                they are text, and no state of an environment can end a turn.
+            parse_special_tokens: read names of special tokens in prompts as such tokens, as chat templates
+                want it. Off, they are text, and no state of an environment can end a turn.
             backend: ``lean``, ``hosted`` or ``plain`` only; by default the first that agrees with the model.
         """
         self._model = model
@@ -75,7 +77,10 @@ class LocalLanguageModel:
         made_for = getattr(model.config, "max_position_embeddings", None) or _UNLIMITED_POSITIONS
         if closing_tokens is None:
             closing_tokens = _closing_tokens(model, tokenizer)
+        self._wanted = backend
         self.backend, chosen = choose_backend(model, only=backend)
+        small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
+        self._threads = threads or (1 if small else torch.get_num_threads())
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._look_up_parameters()
         self._engine = Engine(
@@ -117,7 +122,7 @@ class LocalLanguageModel:
             model = AutoModelForCausalLM.from_pretrained(
                 name, dtype=torch.float32 if place.type == "cpu" else half
             )
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # files of others fail in many ways
             raise ConfigError(f"cannot read a language model from {str(source)!r}: {error}") from error
         model.to(place)  # type: ignore[arg-type]
         return cls(model, tokenizer, **settings)
@@ -154,7 +159,10 @@ class LocalLanguageModel:
         self._tell(lambda: self._engine.forget(conversation))
 
     def weights_changed(self) -> None:
-        """Drops everything remembered under the old weights. Optimiser steps are noticed without this."""
+        """Drops everything remembered under the old weights.
+
+        Optimiser steps are noticed without this; parameters or modules that were replaced (adapters) are not.
+        """
         self._stale = True
 
     @contextmanager
@@ -201,14 +209,18 @@ class LocalLanguageModel:
         return versions, [parameter.data_ptr() for parameter in self._trained], numbers
 
     def _look_up_parameters(self) -> None:
-        parameters = list(self._model.parameters())
+        self._parameters = parameters = list(self._model.parameters())
         self._trained = [parameter for parameter in parameters if parameter.requires_grad] or parameters
         self._probed = self._trained[:: max(1, len(self._trained) // _PROBES)]
 
     def _restart(self) -> None:
-        self._stale = False
+        known = [id(parameter) for parameter in self._parameters]
         self._look_up_parameters()
-        self._engine.restart()
+        chosen = None
+        if known != [id(parameter) for parameter in self._parameters]:  # adapters, say
+            self.backend, chosen = choose_backend(self._model, only=self._wanted)
+        self._engine.restart(chosen)
+        self._stale = False
 
     def _tell(self, message: Callable[[], None]) -> None:
         if not self._closed:
@@ -220,7 +232,10 @@ class LocalLanguageModel:
             if self._working or not self._inbox:
                 return
             if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix="dreamgym-model")
+                # torch counts threads per thread: the owner of the event loop keeps its own number.
+                self._worker = ThreadPoolExecutor(
+                    1, "dreamgym-model", initializer=torch.set_num_threads, initargs=(self._threads,)
+                )
             self._working = True
         self._worker.submit(self._work)
 
@@ -264,7 +279,7 @@ def _deliver(settled: Sequence[Settled]) -> None:
     for ticket, answer in settled:
         by_loop.setdefault(ticket.waiter.get_loop(), []).append((ticket, answer))
     for loop, answers in by_loop.items():
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # a loop that has closed: nobody waits there
             loop.call_soon_threadsafe(_settle, answers)
 
 

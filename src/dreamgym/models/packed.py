@@ -30,7 +30,7 @@ class PackedForward(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Weights were replaced: look them up again."""
+        """A parameter's storage was exchanged: look it up again."""
         ...
 
 

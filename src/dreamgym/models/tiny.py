@@ -7,7 +7,6 @@ back.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -79,11 +78,10 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTo
         counts.update(word for word, _ in split.pre_tokenize_str(text))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = _most_frequent(counts, size)
-    total = sum(counts.values()) or 1
+    # Equal scores make the fewest pieces win: a known word whole, an unknown one in known parts.
     pieces = [(token, 0.0) for token in SPECIAL_TOKENS]
-    # Any word is likelier than its spelling, whose every byte is as rare as can be.
-    pieces += [(byte, -50.0) for byte in alphabet]
-    pieces += [(word, math.log(max(counts[word], 1) / total) - 1) for word in words]
+    pieces += [(byte, -1.5) for byte in alphabet]
+    pieces += [(word, -1.0) for word in words]
     core = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     core.pre_tokenizer = split
     core.decoder = decoders.ByteLevel()

@@ -91,12 +91,7 @@ class Step:
             if window is not None:
                 hidden |= columns <= self._lengths[:, None] - window
             plain = self._even and (window is None or self.longest <= window)
-            bias = (
-                None
-                if plain
-                else torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -math.inf)
-            )
-            self._bias[window] = None if bias is None else bias[:, None]
+            self._bias[window] = None if plain else _hiding(hidden)[:, None]
         return self._bias[window]
 
     def chunk_bias(self, chunk: Chunk, window: int | None) -> Tensor:
@@ -106,9 +101,7 @@ class Step:
             keys = torch.arange(chunk.end, device=self.device)
             tokens = keys[chunk.position :, None]
             hidden = keys > tokens if window is None else (keys > tokens) | (keys <= tokens - window)
-            self._chunk_bias[key] = torch.zeros(hidden.shape, device=self.device).masked_fill_(
-                hidden, -math.inf
-            )
+            self._chunk_bias[key] = _hiding(hidden)
         return self._chunk_bias[key]
 
     def lagged(self, lags: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -117,29 +110,19 @@ class Step:
         Every block of that concatenation before the tokens has one entry per row.
         """
         count = self.decoding + len(self.chunks)
-        spans = [(chunk.row, chunk.start, chunk.size) for chunk in self.chunks]
-        total = spans[-1][1] + spans[-1][2] if spans else self.decoding
-        before, ends = [], []
-        for lag in range(1, lags + 1):
-            index = torch.arange(total) + (lags * count - lag)
-            index[: self.decoding] = torch.arange(self.decoding) + (lags - lag) * count
-            early = [
-                (start + offset, (lags + offset - lag) * count + row)
-                for row, start, size in spans
-                for offset in range(min(lag, size))
-            ]
-            where, what = zip(*early, strict=True)
-            index[torch.tensor(where)] = torch.tensor(what)
-            before.append(index.to(self.device))
-            last = [
-                lags * count + row if lag == 1 else (lags + 1 - lag) * count + row
-                for row in range(self.decoding)
-            ]
-            last += [
-                lags * count + start + size - lag if size >= lag else (lags + size - lag) * count + row
-                for row, start, size in spans
-            ]
-            ends.append(torch.tensor(last, device=self.device))
+        sizes = torch.tensor([1] * self.decoding + [chunk.size for chunk in self.chunks])
+        starts = sizes.cumsum(0) - sizes
+        rows = torch.arange(count)
+
+        def find(rows: Tensor, starts: Tensor, offsets: Tensor) -> Tensor:
+            """So many tokens into a row's chunk; negative offsets lie in what the row remembers."""
+            there = torch.where(offsets < 0, (lags + offsets) * count + rows, lags * count + starts + offsets)
+            return there.to(self.device)
+
+        own_rows, own_starts = (x.repeat_interleave(sizes) for x in (rows, starts))
+        offsets = torch.arange(len(own_rows)) - own_starts
+        before = [find(own_rows, own_starts, offsets - lag) for lag in range(1, lags + 1)]
+        ends = [find(rows, starts, sizes - lag) for lag in range(1, lags + 1)]
         return before, ends
 
 
@@ -255,16 +238,10 @@ class Workspace:
                         part[layer][row, ..., :length] = tensor[..., :length]
         for layer, held in self.lags.items():
             nothing = held[0].new_zeros(held[0].shape[1])
+            new = [saved.lags[layer] if _ends_at(saved, at) else [nothing] * len(held) for saved, at in rows]
             self.lags[layer] = [
-                torch.cat(
-                    [
-                        lag,
-                        torch.stack(
-                            [saved.lags[layer][n] if _ends_at(saved, at) else nothing for saved, at in rows]
-                        ),
-                    ]
-                )
-                for n, lag in enumerate(held)
+                torch.cat([lag, torch.stack(own)])
+                for lag, own in zip(held, zip(*new, strict=True), strict=True)
             ]
 
     def save(self, row: int, tokens: list[int], into: SavedRow, same: int) -> None:
@@ -295,6 +272,10 @@ class Workspace:
         """Clears numbers that are not finite, which would leak through a mask."""
         for block in (*self.keys.values(), *self.values.values()):
             block[row] = 0
+
+
+def _hiding(hidden: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -math.inf)
 
 
 def _block(like: Tensor, shape: tuple[int, ...], *, empty: bool = False) -> Tensor:
