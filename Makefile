@@ -41,6 +41,7 @@ unit: setup
 bench: setup
 	$(BIN)/python benchmarks/engines.py --quick
 	$(BIN)/python benchmarks/replay.py --quick
+	$(BIN)/python benchmarks/generation.py --quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

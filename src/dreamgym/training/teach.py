@@ -99,11 +99,12 @@ def load_experience_model(
 
 def encoder(tokenizer: Any) -> Encoder:
     """Tokens as the model's own engine makes them: a question opens with the beginning, a reply does not."""
-    lead = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    from dreamgym.models.text import TextCodec
+
+    codec = TextCodec(tokenizer)
 
     def encode(text: str) -> list[int]:
-        tokens = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        return lead + tokens if text.startswith("task: ") else tokens
+        return codec.start(text) if text.startswith("task: ") else codec.more(text)
 
     return encode
 
