@@ -8,6 +8,14 @@ from pathlib import Path
 
 DREAMGYM = [sys.executable, "-m", "dreamgym"]
 
+# Whoever runs the tests in the background may have them inherit an ignored Ctrl-C.
+INTERRUPTIBLE = [
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
+    *DREAMGYM,
+]
+
 
 def dreamgym(
     *arguments: object, cwd: Path | None = None, seconds: float = 120

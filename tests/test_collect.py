@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from command import DREAMGYM, dreamgym
+from command import DREAMGYM, INTERRUPTIBLE, dreamgym
 from dreamgym.replay.offline import read_trajectories
 
 TEXTWORLD = ("--env", "textworld")
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "t"
     arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", "24", "--out", str(out)]
     process = subprocess.Popen(
-        [*DREAMGYM, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*INTERRUPTIBLE, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120
     while rows(out) < 2 and time.monotonic() < deadline:

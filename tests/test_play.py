@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import DREAMGYM
+from command import INTERRUPTIBLE
 from dreamgym.cli.play import HELP, find_task, play
 from dreamgym.errors import ConfigError
 from dreamgym.experience.model import ReasoningExperienceModel
@@ -48,7 +48,7 @@ async def test_a_person_who_follows_the_expert_wins_and_keeps_the_episode(
     environment: str, ending: str, code: int, tmp_path: Path
 ) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(*DREAMGYM, "play", "--env", environment, "--task", "1"),
+        *(*INTERRUPTIBLE, "play", "--env", environment, "--task", "1"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
