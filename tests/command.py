@@ -12,7 +12,7 @@ DREAMGYM = [sys.executable, "-m", "dreamgym"]
 INTERRUPTIBLE = [
     sys.executable,
     "-c",
-    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
+    "import os, signal as s, sys; s.signal(s.SIGINT, s.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
     *DREAMGYM,
 ]
 
