@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,22 @@ def test_what_goes_wrong_has_its_exit_code_and_says_what_to_do(
     assert done.returncode == code, done.stderr
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_without_torch_the_experience_commands_name_the_extra(command: str, tmp_path: Path) -> None:
+    """A process that cannot find torch, as after a plain installation."""
+    script = (
+        "import importlib.util as u, sys; find = u.find_spec; "
+        "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest); "
+        "from dreamgym.cli import app; app()"
+    )
+    words = ["experience", command, *([str(tmp_path)] if command == "eval" else ["--out", str(tmp_path)])]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert "pip install 'dreamgym[models]'" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from dreamgym.cli.collect import run_collect
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.config import CollectConfig, Config
 from dreamgym.envs.registry import EnvironmentSpec, find_environment, open_environment
-from dreamgym.errors import ConfigError
+from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.embed import make_embedder
@@ -65,6 +66,7 @@ def train(
     if dry_run:
         screen.show_config(resolved)
         return
+    _need_models()
     spec = find_environment(resolved.environment.name)
     sources = [dataset_path(path) for path in data or ["builtin:alfworld"]]
     result = asyncio.run(_train(resolved, spec, sources, out, buffer))
@@ -98,6 +100,7 @@ def evaluate(
 
       dreamgym experience eval runs/experience --data trajectories --reward sheet --json
     """
+    _need_models()
     config = resolve(None, None, {"environment.name": env, "seed": seed})
     spec = find_environment(config.environment.name)
     if reward not in ("model", "sheet") or (reward == "sheet" and spec.goal_met is None):
@@ -117,6 +120,12 @@ def evaluate(
         screen.show(result, [], as_json=True)
     else:
         screen.out.print(Markdown((run / "fidelity.md").read_text(encoding="utf-8")))
+
+
+def _need_models() -> None:
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError("an experience model of your own", "models")
 
 
 async def _evaluate(
