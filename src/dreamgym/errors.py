@@ -58,5 +58,11 @@ class EpisodeFailedError(DreamGymError):
         self.kind = kind
 
 
+class RolloutsFailingError(DreamGymError):
+    """Too many episodes fail, so the run stops where it is; mend the cause and go on from there."""
+
+    exit_code = 6
+
+
 class EpisodeOverError(DreamGymError):
     """`step` was called on an episode that has not started, is over, or is closed: a caller's bug."""

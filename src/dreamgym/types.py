@@ -147,6 +147,8 @@ class Transition:
     outcome: Outcome
     thought: str | None = None
     """What the agent wrote before its action, where it thinks aloud."""
+    completion: Completion | None = None
+    """The exact tokens that the policy chose the action with: what a learner trains on. Never stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +232,8 @@ class Completion:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
+    allowed: tuple[tuple[int, ...], ...] = ()
+    """Where only certain choices were allowed: the tokens among which each one was drawn."""
     finish_reason: Literal["stop", "length", "choice"] = "stop"
 
 

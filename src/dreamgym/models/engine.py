@@ -55,6 +55,7 @@ class _Row:
     terminator: int
     """Ends a choice that is also the beginning of another."""
     logprobs: list[float] = field(default_factory=list)
+    allowed: list[tuple[int, ...]] = field(default_factory=list)
     failures: int = 0
     """Steps that failed while it took part."""
 
@@ -285,6 +286,7 @@ class Engine:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             if row.branch is not None:
+                row.allowed.append(tuple(row.branch.allowed(row.terminator)))
                 row.branch = row.branch.after(token)
                 done = row.branch.is_leaf
             else:
@@ -336,6 +338,7 @@ class Engine:
             token_ids=tuple(row.sampled),
             logprobs=tuple(row.logprobs),
             prompt_token_ids=tuple(row.tokens[: row.prompt_size]),
+            allowed=tuple(row.allowed),
             finish_reason=reason,
         )
         self._settled.append((row.ticket, completion))
