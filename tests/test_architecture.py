@@ -13,7 +13,7 @@ FOUNDATION = ["types", "errors", "protocols", "config"]
 STAGES = {"envs", "replay", "models", "experience"}
 HEAVY = {
     "torch", "transformers", "textworld", "alfworld", "fast_downward", "faiss", "psycopg", "pyarrow", "httpx",
-    "sentence_transformers", "psutil",
+    "sentence_transformers", "psutil", "peft", "accelerate",
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_a_file_imports_only_what_lies_below_it(path: Path) -> None:
 
 
 IN_ENGINE_PROCESSES = {"envs.alfworld.game"}
-LEARNING = ("models.", "experience.finetune")
+LEARNING = ("models.", "experience.finetune", "experience.logits")
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)

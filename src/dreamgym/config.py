@@ -61,6 +61,18 @@ class ExperienceConfig(Section):
 
     model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
     vocabulary: int = Field(1024, ge=300, description="tokens of a model from scratch")
+    adapter: Literal["none", "lora"] = Field(
+        "none", description="what learns of pretrained weights: all, or LoRA"
+    )
+    lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices")
+    lora_alpha: int = Field(32, ge=1, description="LoRA updates count alpha / rank")
+    learning_rate: float | None = Field(
+        None, gt=0, description="None: 3e-3 from scratch, 2e-5 for pretrained weights, 2e-4 for LoRA"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of the products; auto: bf16 where the hardware multiplies in it"
+    )
     steps: int = Field(2500, ge=1, description="weight updates")
     batch: int = Field(32, ge=1, description="examples per update")
     validation: float = Field(0.05, ge=0, lt=1, description="share of tasks held out to measure agreement")

@@ -1,24 +1,28 @@
 """Teaches a language model the replies of an experience model, resumable to the bit.
 
-A plain loop: batches of like length, the loss on the reply alone, orthogonalised momentum (Muon) for weight
-matrices and AdamW for the rest. What a step does depends on the settings and its number only, so a run that
-was killed and resumed from its last checkpoint ends with the same weights as one that never stopped.
+A plain loop: batches of like length, the loss on the reply alone. A model from scratch learns with
+orthogonalised momentum (Muon) for weight matrices and AdamW for the rest, pretrained weights with AdamW.
+Parameters that want no gradient stay as they are and out of the checkpoint. What a step does depends on the
+settings and its number only, so a run that was killed and resumed from its last checkpoint ends with the same
+weights as one that never stopped.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.experience.dataset import Example
+from dreamgym.experience.logits import ChosenLogits
 
 _CHECKPOINT = "checkpoint.pt"
 _IGNORED = -100
@@ -36,6 +40,10 @@ class FinetuneSettings:
 
     steps: int = 2000
     batch: int = 32
+    optimiser: Literal["muon", "adamw"] = "muon"
+    """Muon: AdamW for whatever is no weight matrix. Its large steps are for models from scratch."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the products; the weights keep their own."""
     learning_rate: float = 3e-3
     matrix_learning_rate: float = 0.02
     warmup: int = 50
@@ -101,10 +109,15 @@ class Finetuning:
                 f"expected training examples of at most {settings.longest} tokens, "
                 f"got {len(training)}, none of which fits"
             )
-        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-        known = set(map(id, matrices))
-        rest = [p for p in model.parameters() if id(p) not in known and p.requires_grad]
-        self._muon = _Muon([p for p in matrices if p.requires_grad])
+        self._device = next(model.parameters()).device
+        self._logits = ChosenLogits(model)
+        self._taught = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        matrices: list[torch.nn.Parameter] = []
+        rest: list[torch.nn.Parameter] = []
+        for name, parameter in self._taught.items():
+            turned = settings.optimiser == "muon" and parameter.ndim == 2 and "embed" not in name
+            (matrices if turned else rest).append(parameter)
+        self._muon = _Muon(matrices)
         self._adam = torch.optim.AdamW(rest, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     def run(self, on_progress: OnProgress | None = None) -> Progress:
@@ -130,13 +143,12 @@ class Finetuning:
 
     def _step(self) -> None:
         settings = self._settings
-        tokens, targets = _padded([self._training[index] for index in self._batch(self.progress.step)])
-        wanted = targets[:, 1:] != _IGNORED
-        # Only positions that are taught go through the output layer, which is most of a small model's work.
-        hidden = self._model.model(input_ids=tokens).last_hidden_state[:, :-1][wanted]
-        loss = torch.nn.functional.cross_entropy(self._model.lm_head(hidden), targets[:, 1:][wanted])
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), settings.clip)
+        examples = [self._training[index] for index in self._batch(self.progress.step)]
+        with self._own_chance():
+            logits, targets, _ = self._taught_logits(examples)
+            loss = torch.nn.functional.cross_entropy(logits, targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._taught.values(), settings.clip)
         scale = _schedule(self.progress.step, settings)
         for group in self._adam.param_groups:
             group["lr"] = settings.learning_rate * scale
@@ -144,6 +156,25 @@ class Finetuning:
         self._muon.step(settings.matrix_learning_rate * scale)
         self._model.zero_grad(set_to_none=True)
         self.progress.loss = loss.item()
+
+    def _taught_logits(self, examples: Sequence[_Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, target and example of every taught position: the output layer, which is most of a small
+        model's work, sees no other."""
+        tokens, targets = (part.to(self._device) for part in _padded(examples))
+        lengths = torch.tensor([len(example.tokens) for example in examples], device=self._device)
+        after = torch.nn.functional.pad(targets[:, 1:], (0, 1), value=_IGNORED)
+        wanted = after != _IGNORED
+        half = self._settings.precision == "bf16"
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=half):
+            logits = self._logits(tokens, lengths, wanted)
+        return logits.float(), after[wanted], wanted.nonzero()[:, 0]
+
+    @contextmanager
+    def _own_chance(self) -> Iterator[None]:
+        """Dropout that depends on the seed and the step alone; everyone else's chance stays as it was."""
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            torch.manual_seed(self._settings.seed * 1_000_003 + self.progress.step)
+            yield
 
     def _batch(self, step: int) -> list[int]:
         """The examples of a step. An epoch is shuffled, cut into pieces, and like lengths share a batch."""
@@ -173,10 +204,8 @@ class Finetuning:
         right = 0
         self._model.eval()
         for examples in _chunks(self._validation, 64):
-            tokens, targets = _padded(examples)
-            guesses = self._model(input_ids=tokens).logits[:, :-1].argmax(-1)
-            wanted = targets[:, 1:]
-            right += int(((guesses == wanted) | (wanted == _IGNORED)).all(dim=1).sum())
+            logits, targets, rows = self._taught_logits(examples)
+            right += len(examples) - len(set(rows[logits.argmax(-1) != targets].tolist()))
         self._model.train()
         progress.agreement = right / len(self._validation)
         progress.stale = 0 if progress.agreement > progress.best else progress.stale + 1
@@ -204,7 +233,8 @@ class Finetuning:
                     {
                         "settings": asdict(self._settings),
                         "progress": asdict(self.progress),
-                        "model": self._model.state_dict(),
+                        "model": {name: p.detach() for name, p in self._taught.items()},
+                        "untaught": self._untaught(),
                         "adam": self._adam.state_dict(),
                         "muon": self._muon.momenta,
                     },
@@ -220,18 +250,31 @@ class Finetuning:
         path = self._folder / _CHECKPOINT
         if not path.exists():
             return
-        stored = torch.load(path, weights_only=True)
-        theirs, mine = stored["settings"], asdict(self._settings)
+        stored = torch.load(path, weights_only=True, map_location=self._device)
+        theirs, mine = asdict(FinetuneSettings()) | stored["settings"], asdict(self._settings)
         for name, value in mine.items():
             if theirs.get(name) != value:
                 raise ConfigError(
                     f"{path} was made with {name}={theirs.get(name)!r}, now {value!r} is asked for; "
                     "choose another folder, or the same settings to go on"
                 )
-        self._model.load_state_dict(stored["model"])
+        shapes = {name: parameter.shape for name, parameter in self._taught.items()}
+        found = {name: stored["model"][name].shape for name in shapes if name in stored["model"]}
+        if found != shapes or stored.get("untaught", []) != self._untaught():
+            raise ConfigError(
+                f"{path} was made from another model, or teaches other parts of it; "
+                "choose another folder, or the same model and adapter to go on"
+            )
+        with torch.no_grad():
+            for name, parameter in self._taught.items():
+                parameter.copy_(stored["model"][name])
         self._adam.load_state_dict(stored["adam"])
         self._muon.momenta = stored["muon"]
         self.progress = Progress(**stored["progress"])
+
+    def _untaught(self) -> list[float]:
+        """The last number of every frozen parameter: enough to tell other pretrained weights by."""
+        return [p.detach().flatten()[-1].item() for p in self._model.parameters() if not p.requires_grad]
 
 
 class _Muon:

@@ -20,8 +20,11 @@ from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply import PromptSettings
 from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
 from dreamgym.replay.offline import read_trajectories
+from dreamgym.training.student import make_student
 
 Memory = tuple[Embedder, Retriever]
+LONGEST = 1024
+"""Tokens of an example, unless the model reads fewer."""
 
 
 def prompt_settings(config: ExperienceConfig, actor: str | None) -> PromptSettings:
@@ -55,23 +58,30 @@ async def teach(
     if settings.demonstrations and memory is None:
         raise ConfigError("experience.demonstrations needs a replay buffer to take them from")
     training, validation = await _examples(config, data, teacher, actor, memory)
-    model, tokenizer = _student(settings, [*training, *validation], config.seed)
+    student = make_student(settings, [*training, *validation], config.seed)
     folder.mkdir(parents=True, exist_ok=True)
     run = Finetuning(
-        model,
-        encoder(tokenizer),
-        tokenizer.eos_token_id,
+        student.model,
+        encoder(student.tokenizer),
+        student.end,
         training,
         validation,
         settings=FinetuneSettings(
-            steps=settings.steps, batch=settings.batch, patience=settings.patience, seed=config.seed
+            steps=settings.steps,
+            batch=settings.batch,
+            patience=settings.patience,
+            seed=config.seed,
+            optimiser=student.optimiser,
+            learning_rate=student.learning_rate,
+            precision=student.precision,
+            longest=min(LONGEST, student.context or LONGEST),
         ),
         folder=folder,
     )
     about = {"experience": settings.model_dump(mode="json"), "actor": actor, "seed": config.seed}
     (folder / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     progress = run.run(on_progress)
-    _keep(model, tokenizer, folder, progress)
+    _keep(student.finished(), student.tokenizer, folder, progress)
     return progress
 
 
@@ -119,29 +129,6 @@ async def _examples(
     async for example in examples(recorded, teacher, settings=settings, memory=memory):
         parts[example.trajectory_id in kept_back].append(example)
     return parts
-
-
-def _student(settings: ExperienceConfig, corpus: Sequence[Example], seed: int) -> tuple[Any, Any]:
-    """A model from scratch with a tokenizer of the corpus, or pretrained weights as they are."""
-    _hush()
-    if settings.model.startswith("hf:"):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        name = settings.model.removeprefix("hf:")
-        return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-    from dreamgym.models import tiny
-
-    texts = (example.prompt + example.reply for example in corpus)
-    tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
-    return tiny.make_model(settings.model, tokenizer, seed=seed), tokenizer
-
-
-def _hush() -> None:
-    """transformers talks about kernels that a CPU does not have, and draws bars of its own."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _keep(model: Any, tokenizer: Any, folder: Path, progress: Progress) -> None:
