@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markdown import Markdown
-
-from dreamgym.cli import screen
 from dreamgym.cli.collect import run_collect
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
-from dreamgym.config import CollectConfig, Config
-from dreamgym.envs.registry import EnvironmentSpec, find_environment, open_environment
+from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
 from dreamgym.errors import ConfigError, MissingExtraError
+from dreamgym.experience.annotate import AnnotateReport
+from dreamgym.protocols import Teacher
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.embed import make_embedder
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.fidelity import Fidelity
+from dreamgym.training.teachers import PLAIN, choose_teacher, explained
 from dreamgym.types import Trajectory
+from rich.markdown import Markdown
+
+from dreamgym.cli import screen
+from dreamgym.config import CollectConfig, Config
 
 app = typer.Typer(
     no_args_is_help=True, help="Teach an experience model: the model that plays the environment."
@@ -38,6 +42,22 @@ def train(
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="nano, tiny or small from scratch, or hf:NAME_OR_PATH.")
+    ] = None,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Teach adapters of hf:NAME_OR_PATH instead of all its weights.")
+    ] = False,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="Who explains the trajectories: rules (the environment's own; the default if it has some), "
+            "plain (what can be seen), hf:NAME_OR_PATH, or a name in --annotations."
+        ),
+    ] = None,
+    annotations: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of explanations: used, and added to by --teacher. By default OUT/annotations."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The run's folder; gone on with if it was begun.")] = Path(
         "experience"
@@ -60,16 +80,20 @@ def train(
       dreamgym experience train --data builtin:alfworld --model tiny --out runs/experience
 
       dreamgym experience train --data trajectories --steps 4000 --set experience.history=2 --out runs/second
+
+      dreamgym experience train --data shop --env shop --model hf:models/base --lora --out runs/shop
+
+      dreamgym experience train --data shop --env shop --teacher hf:models/chat --out runs/explained
     """
     flags = {"environment.name": env, "experience.model": model, "experience.steps": steps, "seed": seed}
+    flags["experience.adapter"] = "lora" if lora else None
     resolved = resolve(config, overrides, flags)
     if dry_run:
         screen.show_config(resolved)
         return
     _need_models()
-    spec = find_environment(resolved.environment.name)
     sources = [dataset_path(path) for path in data or ["builtin:alfworld"]]
-    result = asyncio.run(_train(resolved, spec, sources, out, buffer))
+    result = asyncio.run(_train(resolved, sources, out, buffer, teacher, annotations))
     screen.show(result, screen.table(f"taught {out}", *result, rows=[list(result.values())]), as_json=as_json)
 
 
@@ -133,6 +157,7 @@ async def _evaluate(
 ) -> Fidelity:
     from dreamgym.experience.reward import SheetCheck
     from dreamgym.training.fidelity import measure_fidelity
+
     from dreamgym.training.teach import load_experience_model
 
     if spec.teacher is None:
@@ -158,14 +183,65 @@ def keep_fidelity(fidelity: Fidelity, run: Path) -> dict[str, Any]:
     return result
 
 
+def _origin(name: str, recorded: Sequence[Trajectory]) -> EnvironmentSpec | None:
+    """The environment that all trajectories come from; None if only they know it."""
+    found = sorted({trajectory.task.environment for trajectory in recorded})
+    if found != [name]:
+        raise ConfigError(
+            f"expected trajectories of the environment {name!r}, "
+            f"got {', '.join(map(repr, found)) or 'none'}; "
+            "name theirs (--env), one experience model for each"
+        )
+    return find_environment(name) if name in environment_names() else None
+
+
+async def _explained(
+    config: Config, sources: list[Path], out: Path, wanted: str | None, annotations: Path | None
+) -> tuple[Teacher, str | None, int]:
+    """Who explains, what the agent is called, and of how many trajectories there is no explanation."""
+    recorded = [trajectory for source in sources for trajectory in read_trajectories(source)]
+    spec = _origin(config.environment.name, recorded)
+    with screen.progress() as bar:
+        job = bar.add_task("explaining", total=len(recorded), note="", visible=False)
+
+        def tell(report: AnnotateReport) -> None:
+            done = report.already_there + report.annotated + report.failures.total()
+            note = f"{report.failures.total()} failed, {report.cost.reply_tokens} tokens written"
+            bar.update(job, completed=done, note=note, visible=True)
+
+        teacher = await choose_teacher(
+            wanted,
+            spec,
+            recorded,
+            annotations=annotations,
+            default_annotations=out / "annotations",
+            on_progress=tell,
+        )
+    if wanted is None and teacher.name == PLAIN:
+        screen.err.print(
+            f"{config.environment.name}: no rules to explain its trajectories by, so they are explained by "
+            "what can be seen; --teacher hf:NAME_OR_PATH has a language model explain them",
+            markup=False,
+            soft_wrap=True,
+        )
+    missing = len(recorded) - len(explained(recorded, teacher))
+    if missing:
+        screen.err.print(f"{missing} of {len(recorded)} trajectories have no explanation and are left out")
+    return teacher, spec.actor if spec else None, missing
+
+
 async def _train(
-    config: Config, spec: EnvironmentSpec, sources: list[Path], out: Path, buffer: Path | None
+    config: Config,
+    sources: list[Path],
+    out: Path,
+    buffer: Path | None,
+    wanted: str | None,
+    annotations: Path | None,
 ) -> dict[str, Any]:
     from dreamgym.experience.finetune import Progress
     from dreamgym.training.teach import teach
 
-    if spec.teacher is None:
-        raise ConfigError(f"environment {spec.name!r} has no teacher of its own to explain trajectories")
+    teacher, actor, missing = await _explained(config, sources, out, wanted, annotations)
     store = None if buffer is None else ReplayBuffer.open(buffer, create=False)
     try:
         with screen.progress() as bar:
@@ -178,9 +254,9 @@ async def _train(
             progress = await teach(
                 config,
                 sources,
-                spec.teacher(),
+                teacher,
                 out,
-                actor=spec.actor,
+                actor=actor,
                 memory=None if store is None else (make_embedder(config.replay.embedder), store),
                 on_progress=tell,
             )
@@ -193,4 +269,6 @@ async def _train(
         "loss": round(progress.loss, 4),
         "agreement": round(progress.agreement, 4),
         "left_out": progress.left_out,
+        "teacher": teacher.name,
+        "unexplained": missing,
     }

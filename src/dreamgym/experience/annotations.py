@@ -69,6 +69,12 @@ class RecordedTeacher:
         return self._annotations[trajectory.id]
 
 
+def recorded_teachers(folder: Path) -> list[str]:
+    """Whose annotations a folder holds, by name."""
+    path = folder / FILE
+    return sorted({teacher for _, teacher in _read(path)[0]}) if path.is_file() else []
+
+
 class AnnotationStore:
     """The annotations of one folder, held by one writer.
 

@@ -73,6 +73,7 @@ class LocalLanguageModel:
             backend: ``lean``, ``hosted`` or ``plain`` only; by default the first that agrees with the model.
         """
         self._model = model
+        self._tokenizer = tokenizer
         self._codec = TextCodec(tokenizer, parse_special_tokens=parse_special_tokens)
         made_for = getattr(model.config, "max_position_embeddings", None) or _UNLIMITED_POSITIONS
         if closing_tokens is None:
@@ -130,6 +131,10 @@ class LocalLanguageModel:
     @property
     def model(self) -> Any:
         return self._model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
 
     @property
     def meter(self) -> Meter:

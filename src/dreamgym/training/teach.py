@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dreamgym.config import Config, ExperienceConfig, validate
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.experience.dataset import Example, examples, held_out
-from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
+from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply import PromptSettings
 from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.student import make_student
+from dreamgym.training.teachers import explained
+
+from dreamgym.config import Config, ExperienceConfig, validate
+from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
 
 Memory = tuple[Embedder, Retriever]
 LONGEST = 1024
@@ -123,7 +127,11 @@ async def _examples(
     config: Config, data: Sequence[Path], teacher: Teacher, actor: str | None, memory: Memory | None
 ) -> tuple[list[Example], list[Example]]:
     settings = prompt_settings(config.experience, actor)
-    recorded = [trajectory for path in data for trajectory in read_trajectories(path)]
+    recorded = explained([found for path in data for found in read_trajectories(path)], teacher)
+    recorded = [
+        found if found.sheet is not None else replace(found, sheet=hindsight_sheet(found))
+        for found in recorded
+    ]
     kept_back = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])
     async for example in examples(recorded, teacher, settings=settings, memory=memory):

@@ -1,0 +1,138 @@
+"""Chooses who explains the trajectories that an experience model learns from.
+
+The environment's own rules where it has any, a language model, what some teacher once wrote down, or plain
+words about what can be seen. Explanations of a language model are kept in a folder, so that none is paid for
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dreamgym.config import nearest_name
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.errors import ConfigError, DataError
+from dreamgym.experience.annotate import LanguageModelTeacher, OnProgress, annotate_all
+from dreamgym.experience.annotations import FILE, RecordedTeacher, recorded_teachers
+from dreamgym.experience.plain import PlainTeacher
+from dreamgym.protocols import Teacher
+from dreamgym.types import Trajectory
+
+PREFIX = "hf:"
+RULES, PLAIN = "rules", PlainTeacher.name
+
+
+async def choose_teacher(
+    wanted: str | None,
+    spec: EnvironmentSpec | None,
+    trajectories: Sequence[Trajectory],
+    *,
+    annotations: Path | None = None,
+    default_annotations: Path,
+    on_progress: OnProgress | None = None,
+) -> Teacher:
+    """
+    Args:
+        wanted: `rules`, `plain`, `hf:NAME_OR_PATH`, or the name of a teacher in `annotations`; None for the
+            only one in `annotations`, else for the environment's rules, else for plain words.
+        spec: of the environment, if it is known here.
+        annotations: a folder of explanations, or the file in it; new ones are added to it.
+        default_annotations: where a language model's explanations are kept, if `annotations` says nothing.
+
+    Raises:
+        ConfigError: there is no such teacher here.
+        DataError: `annotations` holds nothing that could be used.
+    """
+    folder = annotations.parent if annotations is not None and annotations.name == FILE else annotations
+    known = wanted is None or wanted in (RULES, PLAIN) or wanted.startswith(PREFIX)
+    if folder is not None and (wanted is None or not known):
+        return RecordedTeacher(folder, _named(wanted, folder))
+    if not known:
+        raise ConfigError(
+            f"expected a teacher {RULES}, {PLAIN} or {PREFIX}NAME_OR_PATH, got {wanted!r}; "
+            "a teacher whose explanations are on disk also needs their folder (--annotations)"
+        )
+    if wanted is not None and wanted.startswith(PREFIX):
+        return await _language_model(wanted, folder or default_annotations, trajectories, on_progress)
+    teacher = _unpaid(wanted, spec)
+    if folder is None:
+        return teacher
+    await annotate_all(trajectories, teacher, folder, on_progress=on_progress)
+    return RecordedTeacher(folder, teacher.name)
+
+
+def explained(trajectories: Sequence[Trajectory], teacher: Teacher) -> list[Trajectory]:
+    """Those that the teacher has an explanation of; all, unless it only repeats what is on disk.
+
+    Raises:
+        DataError: it explains none of them.
+    """
+    if not isinstance(teacher, RecordedTeacher):
+        return list(trajectories)
+    found = [trajectory for trajectory in trajectories if trajectory in teacher]
+    if trajectories and not found:
+        raise DataError(
+            f"expected explanations by {teacher.name!r}, found none for any of "
+            f"{len(trajectories)} trajectories; annotate them first, or choose another teacher (--teacher)"
+        )
+    return found
+
+
+def _unpaid(wanted: str | None, spec: EnvironmentSpec | None) -> Teacher:
+    if spec is not None and spec.teacher is not None and wanted != PLAIN:
+        return spec.teacher()
+    if wanted == RULES:
+        told = (
+            "this environment is not installed" if spec is None else f"{spec.name!r} has no rules of its own"
+        )
+        raise ConfigError(
+            f"{told} to explain trajectories by; choose --teacher {PLAIN} or {PREFIX}NAME_OR_PATH"
+        )
+    return PlainTeacher()
+
+
+def _named(wanted: str | None, folder: Path) -> str:
+    names = recorded_teachers(folder)
+    if wanted is not None:
+        if wanted not in names:
+            raise ConfigError(f"{folder}: no explanations by {wanted!r}{nearest_name(wanted, names)}")
+        return wanted
+    if len(names) != 1:
+        raise ConfigError(
+            f"{folder}: expected explanations by one teacher, found {len(names)} ({', '.join(names)}); "
+            "name one of them (--teacher)"
+        )
+    return names[0]
+
+
+async def _language_model(
+    wanted: str, folder: Path, trajectories: Sequence[Trajectory], on_progress: OnProgress | None
+) -> Teacher:
+    from dreamgym.models.chat import as_taught
+    from dreamgym.models.local import LocalLanguageModel
+
+    if (folder / FILE).is_file():
+        there = RecordedTeacher(folder, wanted)
+        if all(trajectory in there for trajectory in trajectories):
+            return there  # without waiting for weights that would not be asked
+    model = LocalLanguageModel.load(wanted)
+    context = getattr(model.model.config, "max_position_embeddings", None) or 8192
+    try:
+        teacher = LanguageModelTeacher(as_taught(model), name=wanted, **_fitting(context))
+        await annotate_all(trajectories, teacher, folder, on_progress=on_progress)
+    finally:
+        await model.aclose()
+    return RecordedTeacher(folder, wanted)
+
+
+def _fitting(context: int) -> dict[str, int]:
+    """How much of a trajectory to ask about at a time, so that a third of the context is left for the reply.
+
+    >>> _fitting(8192)
+    {'chunk': 12, 'text_limit': 1145, 'max_tokens': 2730}
+    """
+    written = min(4096, context // 3)
+    chunk = max(1, min(12, written // 150))
+    shown = (context - written - 500) * 3 // (chunk + 1)  # three characters a token, but for the prompt's own
+    return {"chunk": chunk, "text_limit": max(100, min(1500, shown)), "max_tokens": written}
