@@ -1,0 +1,118 @@
+"""Supervised learning of what recorded trajectories did: the usual start of an agent, and a baseline.
+
+The trajectories carry the tokens of their turns (`agent.tokenised`), so an episode is read once, and the loss
+is on the replies alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from torch import Tensor
+
+from dreamgym.errors import ConfigError
+from dreamgym.rl.scoring import Scores
+from dreamgym.rl.strips import cut
+from dreamgym.rl.updater import Updater, UpdateSettings, Updating, same_settings
+from dreamgym.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTSettings(UpdateSettings):
+    """The learning rate rises for `warmup` updates, holds, and falls to nothing over the last part."""
+
+    steps: int = 300
+    """Weight changes in all."""
+    batch: int = 16
+    """Trajectories per weight change."""
+    warmup: int = 10
+    falling_share: float = 0.5
+
+
+class SFTLearner:
+    """Call `step` until `done`. A step depends on the settings, the data and its number alone."""
+
+    def __init__(
+        self,
+        model: Any,
+        trajectories: Sequence[Trajectory],
+        settings: SFTSettings,
+        *,
+        updating: Updating = nullcontext,
+    ) -> None:
+        """
+        Args:
+            trajectories: those worth imitating, with tokens; failures are the caller's to leave out.
+        """
+        if not trajectories:
+            raise ConfigError("expected at least one trajectory to learn from, got none")
+        self.settings = settings
+        self._updater = Updater(model, settings, updating=updating)
+        self._strips = cut(trajectories)
+        self.steps = 0
+
+    @property
+    def done(self) -> bool:
+        return self.steps >= self.settings.steps
+
+    def step(self) -> dict[str, float]:
+        """One weight change; `loss` is the mean negative log-prob of the batch's tokens before it."""
+        members = batch(len(self._strips.of_trajectory), self.steps, self.settings.batch, self.settings.seed)
+        tokens = max(1, sum(len(self._strips.slots_of_trajectory[member]) for member in members))
+        total = 0.0
+
+        def loss_of(scores: Scores) -> Tensor:
+            nonlocal total
+            loss = -scores.logprobs.sum() / tokens
+            total += float(loss.detach())
+            return loss
+
+        norm = self._updater.apply(
+            self._strips.of(members), loss_of, rate=schedule(self.steps, self.settings)
+        )
+        self.steps += 1
+        return {"loss": total, "gradient_norm": norm, "tokens": tokens}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"settings": asdict(self.settings), "steps": self.steps, **self._updater.state_dict()}
+
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: the state is of other settings or of another model.
+        """
+        same_settings(asdict(self.settings), stored["settings"])
+        self._updater.load_state_dict(stored)
+        self.steps = stored["steps"]
+
+
+def schedule(step: int, settings: SFTSettings) -> float:
+    """What the learning rate is multiplied with.
+
+    >>> usual = SFTSettings(steps=100, warmup=2, falling_share=0.5)
+    >>> [schedule(step, usual) for step in (0, 1, 50, 75, 99)]
+    [0.5, 1.0, 1.0, 0.5, 0.02]
+    """
+    rising = min(1.0, (step + 1) / max(1, settings.warmup))
+    left = (settings.steps - step) / settings.steps
+    return rising * min(1.0, left / settings.falling_share if settings.falling_share else 1.0)
+
+
+def batch(count: int, step: int, size: int, seed: int) -> list[int]:
+    """Members of the batch of a step: every epoch is shuffled anew, and its rest begins the next batch.
+
+    >>> sorted(batch(4, 0, 2, seed=0) + batch(4, 1, 2, seed=0))
+    [0, 1, 2, 3]
+    """
+    members: list[int] = []
+    epoch, offset = divmod(step * size, count)
+    while len(members) < size:
+        order = list(range(count))
+        Random(f"{seed}/{epoch}").shuffle(order)
+        members += order[offset : offset + size - len(members)]
+        epoch, offset = epoch + 1, 0
+    return members
