@@ -14,9 +14,8 @@ from dreamgym.cli.play import HELP, find_task, play
 from dreamgym.errors import ConfigError
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply import PromptSettings
-from dreamgym.protocols import EnvironmentFactory
 from dreamgym.replay.offline import read_trajectories
-from dreamgym.synthetic import SyntheticFactory
+from dreamgym.synthetic import SyntheticEnvironment
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.testing.corridor import CorridorFactory
 from dreamgym.types import Task, Trajectory, WorldSheet
@@ -94,7 +93,7 @@ def runner() -> Iterator[asyncio.Runner]:
 def corridor(runner: asyncio.Runner, *lines: str) -> Trajectory:
     factory = CorridorFactory(length=4)
     task = runner.run(find_task(factory, "train", "4-1-3", seed=0))
-    return play(factory, task, lines, runner=runner)
+    return play(factory.make(task), lines, runner=runner)
 
 
 def test_an_episode_left_early_is_truncated_and_saving_goes_on_after_a_failure(
@@ -119,7 +118,15 @@ def test_an_episode_left_early_is_truncated_and_saving_goes_on_after_a_failure(
 
 def test_meta_commands_are_not_actions(runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]) -> None:
     played = corridor(
-        runner, ":help", ":actons", ":expert walker", ":expert runner", ":why", ":actions", ":sheet"
+        runner,
+        ":help",
+        ":actons",
+        ":expert walker",
+        ":expert runner",
+        ":why",
+        ":actions",
+        ":sheet",
+        ":demonstrations",
     )
     assert not played.transitions
     told = capsys.readouterr().out
@@ -127,6 +134,7 @@ def test_meta_commands_are_not_actions(runner: asyncio.Runner, capsys: pytest.Ca
     assert "did you mean ':actions'?" in told
     assert "There is no expert 'runner'" in told
     assert "No reasoning" in told
+    assert "None: nothing was done yet, the environment is real" in told
     assert "door 3: unlocked" in told
 
 
@@ -147,24 +155,26 @@ def dream(runner: asyncio.Runner, next_state: str, *lines: str) -> Trajectory:
             "next: A room." if "action: start" in r.prompt else reply if "open" in r.prompt[-20:] else ""
         )
     )
-    factory: EnvironmentFactory = SyntheticFactory(
+    environment = SyntheticEnvironment(
+        task,
         ReasoningExperienceModel(model, name="test", settings=PromptSettings()),
-        [task],
-        lambda task: WorldSheet(facts=(("openable", "safe 1"),)),
+        WorldSheet(facts=(("openable", "safe 1"),)),
+        horizon=50,
     )
-    return play(factory, task, lines, runner=runner, experience_model="test")
+    return play(environment, lines, runner=runner, experience_model="test")
 
 
 def test_a_dream_is_played_alike_and_says_why(
     runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    played = dream(runner, "It opens.", ":sheet", ":expert", "sing", "open safe 1", ":why")
+    played = dream(runner, "It opens.", ":sheet", ":expert", "sing", "open safe 1", ":why", ":sheet")
     told = capsys.readouterr().out
     assert "safe 1: openable" in told
     assert "has no expert" in told
     assert "That failed: test, 3 attempts" in told
     assert "It opens.\nThe episode is over: success, reward 1, 1 steps." in told
     assert "it is closed.\nconfidence: not stated; reward by: model" in told
+    assert "safe 1: openable, opened\nThe last action changed:\n+ safe 1: opened" in told
     assert (played.provenance.source, played.provenance.experience_model) == ("synthetic", "test")
 
 

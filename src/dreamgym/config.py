@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -56,6 +56,13 @@ class ReplayConfig(Section):
     max_synthetic: int | None = Field(None, ge=0, description="synthetic demonstrations among the k")
 
 
+Part: TypeAlias = Literal["history", "reasoning", "demonstrations", "sheet"]
+"""What an experience model may be asked with, or think, and can be made to do without."""
+
+WITHOUT: Mapping[Part, int | bool] = {"history": 0, "reasoning": False, "demonstrations": 0, "sheet": False}
+"""The setting that leaves a part out."""
+
+
 class ExperienceConfig(Section):
     """How the experience model is asked and taught."""
 
@@ -83,6 +90,15 @@ class ExperienceConfig(Section):
     reasoning: bool = Field(True, description="think before answering")
     text_limit: int = Field(120, ge=1, description="characters of a past or present state in a prompt")
     attempts: int = Field(3, ge=1, description="tries at a readable reply")
+    refusal_ends: bool = Field(False, description="an action that the dream refuses ends its episode")
+
+    def without(self, parts: Collection[Part]) -> Self:
+        """The same settings with parts of the question or the answer left out, to learn what they are worth.
+
+        >>> ExperienceConfig(history=2).without(["history", "reasoning"]).history
+        0
+        """
+        return self.model_copy(update={part: WITHOUT[part] for part in parts})
 
 
 class Config(Section):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from dreamgym.config import nearest_name
 from dreamgym.errors import ConfigError, EpisodeOverError
 from dreamgym.protocols import ExperienceModel
-from dreamgym.types import Outcome, State, Task, Transition, WorldSheet
+from dreamgym.types import Outcome, Prediction, State, Task, Transition, WorldSheet
 
 SheetFor = Callable[[Task], WorldSheet]
 """The world sheet on which a task is dreamt: the same for every member of a rollout group."""
@@ -24,12 +24,28 @@ class SyntheticEnvironment:
     experts: tuple[str, ...] = ()
 
     def __init__(
-        self, task: Task, experience_model: ExperienceModel, sheet: WorldSheet, *, horizon: int
+        self,
+        task: Task,
+        experience_model: ExperienceModel,
+        sheet: WorldSheet,
+        *,
+        horizon: int,
+        refusal_ends: bool = False,
+        first: State | None = None,
     ) -> None:
+        """
+        Args:
+            horizon: actions after which the episode is truncated.
+            refusal_ends: whether an action that the environment says no to ends the episode, without success.
+            first: the first state, where it is known; by default the experience model imagines it.
+        """
         self.task = task
         self._model = experience_model
         self._first_sheet = self._sheet = sheet
         self._horizon = horizon
+        self._refusal_ends = refusal_ends
+        self._first = first
+        self._prediction: Prediction | None = None
         self._history: list[Transition] = []
         self._state: State | None = None
         self._over: str | None = "has not started"
@@ -40,7 +56,7 @@ class SyntheticEnvironment:
                 "an environment is one episode: make a new one instead of starting it again"
             )
         self._over = "is starting"
-        self._state = await self._model.imagine_start(self.task, self._first_sheet)
+        self._state = self._first or await self._model.imagine_start(self.task, self._first_sheet)
         self._over = None
         return self._state
 
@@ -49,16 +65,29 @@ class SyntheticEnvironment:
             raise EpisodeOverError(f"this episode {self._over}: step only between start and the end")
         prediction = await self._model.predict(self.task, self._sheet, self._history, self._state, action)
         outcome = prediction.outcome
+        if prediction.refused and self._refusal_ends:
+            outcome = replace(outcome, terminated=True)
         if not outcome.over and len(self._history) + 1 >= self._horizon:
             outcome = replace(outcome, truncated=True)
         self._history.append(Transition(state=self._state, action=action, outcome=outcome))
         self._state, self._sheet = outcome.next_state, prediction.sheet
+        self._prediction = prediction
         if outcome.over:
             self._over = "is over"
         return outcome
 
     async def world_sheet(self) -> WorldSheet:
         return self._first_sheet
+
+    @property
+    def sheet(self) -> WorldSheet:
+        """The facts as they are now."""
+        return self._sheet
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """What the experience model answered last, with the demonstrations it was shown."""
+        return self._prediction
 
     async def aclose(self) -> None:
         self._over = self._over or "is closed"
@@ -74,12 +103,14 @@ class SyntheticFactory:
         sheet_for: SheetFor,
         *,
         horizon: int = 50,
+        refusal_ends: bool = False,
     ) -> None:
         self.name = tasks[0].environment if tasks else "synthetic"
         self._model = experience_model
         self._tasks = tuple(tasks)
         self._sheet_for = sheet_for
         self._horizon = horizon
+        self._refusal_ends = refusal_ends
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -94,7 +125,13 @@ class SyntheticFactory:
         return found[:count]
 
     def make(self, task: Task, *, seed: int = 0) -> SyntheticEnvironment:
-        return SyntheticEnvironment(task, self._model, self._sheet_for(task), horizon=self._horizon)
+        return SyntheticEnvironment(
+            task,
+            self._model,
+            self._sheet_for(task),
+            horizon=self._horizon,
+            refusal_ends=self._refusal_ends,
+        )
 
     async def aclose(self) -> None:
         """Nothing to close: the language model belongs to whoever made it."""

@@ -122,14 +122,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What an experience model answers: the outcome, and the world sheet as it is afterwards."""
-
-    outcome: Outcome
-    sheet: WorldSheet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What an action earned, and who says so."""
 
@@ -272,6 +264,18 @@ class Demonstration:
     task_id: str
     position: int
     provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What an experience model answers: the outcome, and the world sheet as it is afterwards."""
+
+    outcome: Outcome
+    sheet: WorldSheet
+    demonstrations: tuple[Demonstration, ...] = ()
+    """What it was shown for this answer, most similar first."""
+    refused: bool = False
+    """The action was answered in the words by which the environment says no."""
 
 
 def transition_id(trajectory_id: str, position: int) -> str:

@@ -77,6 +77,62 @@ async def test_a_dream_with_true_replies_goes_as_the_real_episode_went(
             await dream.step("look")
 
 
+def refusing(end: str = "no") -> ScriptedLanguageModel:
+    reply = f"think: it is stuck.\nchange: + opened safe 1;\nnext: It will not budge.\nend: {end}"
+    return ScriptedLanguageModel(lambda r: "next: A room." if "action: start" in r.prompt else reply)
+
+
+@pytest.mark.parametrize("refusal_ends", [False, True])
+@pytest.mark.parametrize("end", ["no", "yes", "success"])
+@pytest.mark.parametrize("rewarder", [OwnWord(), SheetCheck(lambda task, sheet: True)])
+async def test_a_refused_action_changes_and_earns_nothing_and_ends_the_episode_only_by_setting(
+    refusal_ends: bool, end: str, rewarder: Rewarder
+) -> None:
+    """Whatever else the reply claims, and whoever grades."""
+    experience = ReasoningExperienceModel(
+        refusing(end), name="test", settings=SETTINGS, rewarder=rewarder, refusals=["It will not budge."]
+    )
+    factory = SyntheticFactory(experience, [TASK], lambda task: SHEET, refusal_ends=refusal_ends)
+    dream = factory.make(TASK)
+    await dream.start()
+    outcome = await dream.step("open safe 1")
+    assert (outcome.reward, outcome.success, outcome.truncated) == (0.0, False, False)
+    assert outcome.terminated is refusal_ends
+    assert dream.sheet == SHEET
+    assert dream.prediction is not None
+    assert dream.prediction.refused
+    if refusal_ends:
+        with pytest.raises(EpisodeOverError):
+            await dream.step("open safe 1")
+
+
+async def test_an_answer_that_is_no_refusal_stands_as_it_is() -> None:
+    dream = imagined(refusing("success"))
+    await dream.start()
+    outcome = await dream.step("open safe 1")
+    assert (outcome.reward, outcome.success, outcome.terminated) == (1.0, True, True)
+    assert dream.sheet.facts == (*SHEET.facts, ("opened", "safe 1"))
+
+
+async def test_without_reasoning_the_model_is_made_to_answer_at_once() -> None:
+    settings = PromptSettings(actor=AGENT, reasoning=False)
+    model = ScriptedLanguageModel(lambda r: " + opened safe 1;\nnext: It opens.\nend: no")
+    experience = ReasoningExperienceModel(model, name="test", settings=settings)
+    predicted = await experience.predict(TASK, SHEET, [], State(text="A room."), "open safe 1")
+    assert model.requests[0].prompt.endswith("action: open safe 1\nthink: \nchange:")
+    assert (predicted.outcome.reasoning, predicted.outcome.next_state.text) == ("", "It opens.")
+    assert ("opened", "safe 1") in predicted.sheet.facts
+
+
+async def test_a_known_first_state_is_not_imagined() -> None:
+    model = ScriptedLanguageModel(lambda r: opening())
+    experience = ReasoningExperienceModel(model, name="test", settings=SETTINGS)
+    known = State(text="A cellar.")
+    dream = SyntheticEnvironment(TASK, experience, SHEET, horizon=5, first=known)
+    assert await dream.start() == known
+    assert not model.requests
+
+
 def opening(end: str = "no") -> str:
     return f"think: it is closed.\nchange: + opened safe 1;\nnext: You open the safe 1.\nend: {end}"
 
@@ -161,9 +217,11 @@ async def test_demonstrations_come_from_the_buffer_and_never_from_the_same_task(
         assert trajectory.sheet is not None
         first = trajectory.transitions[0]
         await experience.imagine_start(trajectory.task, trajectory.sheet)
-        await experience.predict(trajectory.task, trajectory.sheet, [], first.state, first.action)
+        predicted = await experience.predict(trajectory.task, trajectory.sheet, [], first.state, first.action)
         shown = [line for line in model.requests[-1].prompt.splitlines() if line.startswith("like: ")]
-        assert len(shown) == SETTINGS.demonstrations
+        assert len(shown) == len(predicted.demonstrations) == SETTINGS.demonstrations
+        # The buffer holds this very transition, which would be the nearest of all.
+        assert trajectory.task.id not in {each.task_id for each in predicted.demonstrations}
 
 
 async def test_a_factory_dreams_the_same_world_for_every_member_of_a_group() -> None:

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any
 
 import typer
+from rich.markdown import Markdown
+from rich.progress import TaskID
+
+from dreamgym.cli import screen
 from dreamgym.cli.collect import run_collect
+from dreamgym.cli.dream import (
+    Buffer,
+    NoDemonstrations,
+    NoHistory,
+    NoReasoning,
+    NoSheet,
+    Reward,
+    left_out,
+    need_models,
+    open_experience_model,
+)
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
+from dreamgym.config import WITHOUT, CollectConfig, Config
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
-from dreamgym.errors import ConfigError, MissingExtraError
+from dreamgym.errors import ConfigError
 from dreamgym.experience.annotate import AnnotateReport
-from dreamgym.protocols import Teacher
+from dreamgym.protocols import ExperienceModel, Teacher
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.embed import make_embedder
 from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.fidelity import Fidelity
+from dreamgym.training.fidelity import (
+    Fidelity,
+    FidelitySettings,
+    drift_svg,
+    markdown_table,
+    measure_fidelity,
+)
 from dreamgym.training.teachers import PLAIN, choose_teacher, explained
 from dreamgym.types import Trajectory
-from rich.markdown import Markdown
-
-from dreamgym.cli import screen
-from dreamgym.config import CollectConfig, Config
 
 app = typer.Typer(
     no_args_is_help=True, help="Teach an experience model: the model that plays the environment."
@@ -68,6 +86,10 @@ def train(
     buffer: Annotated[
         Path | None, typer.Option(help="Replay buffer for demonstrations (experience.demonstrations).")
     ] = None,
+    no_history: NoHistory = False,
+    no_reasoning: NoReasoning = False,
+    no_demonstrations: NoDemonstrations = False,
+    no_sheet: NoSheet = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     dry_run: DryRun = False,
@@ -81,17 +103,24 @@ def train(
 
       dreamgym experience train --data trajectories --steps 4000 --set experience.history=2 --out runs/second
 
+      dreamgym experience train --data trajectories --no-reasoning --out runs/thoughtless
+
       dreamgym experience train --data shop --env shop --model hf:models/base --lora --out runs/shop
 
       dreamgym experience train --data shop --env shop --teacher hf:models/chat --out runs/explained
     """
+    without = left_out(
+        history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
+    )
     flags = {"environment.name": env, "experience.model": model, "experience.steps": steps, "seed": seed}
     flags["experience.adapter"] = "lora" if lora else None
-    resolved = resolve(config, overrides, flags)
+    resolved = resolve(
+        config, overrides, {**flags, **{f"experience.{part}": WITHOUT[part] for part in without}}
+    )
     if dry_run:
         screen.show_config(resolved)
         return
-    _need_models()
+    need_models()
     sources = [dataset_path(path) for path in data or ["builtin:alfworld"]]
     result = asyncio.run(_train(resolved, sources, out, buffer, teacher, annotations))
     screen.show(result, screen.table(f"taught {out}", *result, rows=[list(result.values())]), as_json=as_json)
@@ -108,79 +137,116 @@ def evaluate(
     ] = None,
     episodes: Annotated[int, typer.Option(help="How many episodes to measure on.", min=1)] = 60,
     split: Annotated[str, typer.Option(help="Which tasks to record, if none are given.")] = "valid_unseen",
-    reward: Annotated[str, typer.Option(help="Who grades: model (its own word) or sheet.")] = "model",
+    reward: Reward = "model",
     env: Annotated[str | None, typer.Option(help="Environment that it plays.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Chooses the episodes to record.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Chooses the episodes, and what the near misses leave out.")
+    ] = None,
+    buffer: Buffer = None,
+    no_history: NoHistory = False,
+    no_reasoning: NoReasoning = False,
+    no_demonstrations: NoDemonstrations = False,
+    no_sheet: NoSheet = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """Measure fidelity: one step, closed loop, and dreamt successes tried in the real environment.
 
     Leaves fidelity.json, fidelity.md and drift.svg in the run's folder. What each number means stands in
-    docs/guides/fidelity.md.
+    docs/guides/fidelity.md. With --no-PART the taught model is asked without that part, and the files are
+    named so: fidelity-no-history.json. The experience.* settings are those that the run was taught with.
 
     Examples:
 
       dreamgym experience eval runs/experience --episodes 200
 
       dreamgym experience eval runs/experience --data trajectories --reward sheet --json
+
+      dreamgym experience eval runs/experience --no-sheet
     """
-    _need_models()
-    config = resolve(None, None, {"environment.name": env, "seed": seed})
-    spec = find_environment(config.environment.name)
-    if reward not in ("model", "sheet") or (reward == "sheet" and spec.goal_met is None):
-        raise ConfigError(
-            f"expected --reward model, or sheet where the environment can check one, got {reward!r}"
-        )
-    if data:
-        sources = [dataset_path(path) for path in data]
-    else:
-        recorded = CollectConfig(episodes=episodes, split=split, out=run / "real", policy="mix")
-        run_collect(config.model_copy(update={"collect": recorded}))
-        sources = [recorded.out]
-    found = [trajectory for source in sources for trajectory in read_trajectories(source)][:episodes]
-    fidelity = asyncio.run(_evaluate(run, spec, found, config, reward))
-    result = keep_fidelity(fidelity, run)
+    need_models()
+    resolved = resolve(config, overrides, {"environment.name": env, "seed": seed})
+    spec = find_environment(resolved.environment.name)
+    without = left_out(
+        history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
+    )
+    with open_experience_model(
+        run, spec, resolved, reward=reward, buffer=buffer, without=without
+    ) as experience_model:
+        sources = [dataset_path(path) for path in data or ()] or [_record(run, resolved, episodes, split)]
+        found = [trajectory for source in sources for trajectory in read_trajectories(source)]
+        if len(found) > episodes:
+            found = Random(resolved.seed).sample(found, episodes)
+        fidelity = asyncio.run(_evaluate(experience_model, spec, found, resolved))
+    asked = {
+        "reward": reward,
+        "without": list(without),
+        "seed": resolved.seed,
+        "data": list(map(str, sources)),
+    }
+    result, table = keep_fidelity(fidelity, run, asked)
     if as_json:
         screen.show(result, [], as_json=True)
     else:
-        screen.out.print(Markdown((run / "fidelity.md").read_text(encoding="utf-8")))
+        screen.out.print(Markdown(table.read_text(encoding="utf-8")))
 
 
-def _need_models() -> None:
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            raise MissingExtraError("an experience model of your own", "models")
+def _record(run: Path, config: Config, episodes: int, split: str) -> Path:
+    """Record real episodes into the run's folder, as far as they are not there already."""
+    out = run / "real" / f"{split}-{config.seed}"
+    wanted = CollectConfig(episodes=episodes, split=split, out=out, policy="mix")
+    run_collect(config.model_copy(update={"collect": wanted}))
+    return out
 
 
 async def _evaluate(
-    run: Path, spec: EnvironmentSpec, trajectories: list[Trajectory], config: Config, reward: str
+    experience_model: ExperienceModel,
+    spec: EnvironmentSpec,
+    trajectories: Sequence[Trajectory],
+    config: Config,
 ) -> Fidelity:
-    from dreamgym.experience.reward import SheetCheck
-    from dreamgym.training.fidelity import measure_fidelity
-
-    from dreamgym.training.teach import load_experience_model
-
     if spec.teacher is None:
         raise ConfigError(f"environment {spec.name!r} has no teacher of its own to keep a world sheet true")
-    grader = SheetCheck(spec.goal_met) if reward == "sheet" and spec.goal_met else None
-    model = load_experience_model(run, rewarder=grader)
     factory = open_environment(config.environment.name, config.environment.options)
     try:
-        with screen.err.status(f"measuring on {len(trajectories)} real episodes"):
-            return await measure_fidelity(model, spec.teacher(), trajectories, factory=factory)
+        with screen.progress() as bar:
+            jobs: dict[str, TaskID] = {}
+
+            def tell(stage: str, done: int, total: int) -> None:
+                if stage not in jobs:
+                    jobs[stage] = bar.add_task(stage, total=total, note="")
+                bar.update(jobs[stage], completed=done)
+
+            return await measure_fidelity(
+                experience_model,
+                spec.teacher(),
+                trajectories,
+                factory=factory,
+                settings=FidelitySettings(seed=config.seed),
+                on_stage=tell,
+            )
     finally:
         await factory.aclose()
 
 
-def keep_fidelity(fidelity: Fidelity, run: Path) -> dict[str, Any]:
-    """Write what was measured into the run's folder: JSON, table and plot."""
-    from dreamgym.training.fidelity import drift_svg, markdown_table
+def keep_fidelity(fidelity: Fidelity, run: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    """Write what was measured into the run's folder: JSON, table and plot.
 
-    result = fidelity.to_dict()
-    (run / "fidelity.json").write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
-    (run / "fidelity.md").write_text(markdown_table(fidelity), encoding="utf-8")
-    (run / "drift.svg").write_text(drift_svg(fidelity.drift), encoding="utf-8")
-    return result
+    Args:
+        asked: how it was measured; what it was made to do `without` also names the files.
+
+    Returns:
+        What the JSON holds, and the file of the table.
+    """
+    result = {**fidelity.to_dict(), "asked": asked}
+    suffix = "".join(f"-no-{part}" for part in asked["without"])
+    told = json.dumps(result, indent=2, default=str) + "\n"
+    (run / f"fidelity{suffix}.json").write_text(told, encoding="utf-8")
+    (run / f"drift{suffix}.svg").write_text(drift_svg(fidelity.drift), encoding="utf-8")
+    table = run / f"fidelity{suffix}.md"
+    table.write_text(markdown_table(fidelity), encoding="utf-8")
+    return result, table
 
 
 def _origin(name: str, recorded: Sequence[Trajectory]) -> EnvironmentSpec | None:

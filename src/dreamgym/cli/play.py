@@ -1,4 +1,4 @@
-"""`dreamgym play`: a person plays an environment in the terminal, may see what agents cannot, and keeps it.
+"""`dreamgym play`: a person plays an environment, real or imagined, sees what agents cannot, and keeps it.
 
 Lines that start with a colon are for us, everything else is an action. Between two lines nothing runs: the
 event loop only turns while the environment is asked, so Ctrl-C at the prompt ends at once.
@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,23 +21,37 @@ from typing import Annotated
 import typer
 
 from dreamgym.cli import screen
+from dreamgym.cli.dream import (
+    Beginning,
+    Buffer,
+    Reward,
+    need_models,
+    open_experience_model,
+    recorded,
+    revealed,
+)
 from dreamgym.cli.options import ConfigFile, Overrides, resolve
-from dreamgym.config import nearest_name
-from dreamgym.envs.registry import open_environment
-from dreamgym.errors import ConfigError, DreamGymError
-from dreamgym.experience.sheet import tell
-from dreamgym.protocols import Environment, EnvironmentFactory, RevealingEnvironment
-from dreamgym.replay.offline import TrajectoryWriter
+from dreamgym.config import Config, nearest_name, validate
+from dreamgym.envs.registry import EnvironmentSpec, find_environment, open_environment
+from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
+from dreamgym.experience.sheet import difference, tell
+from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, RevealingEnvironment
+from dreamgym.replay.builtin import dataset_path
+from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
 from dreamgym.synthetic import SyntheticEnvironment
 from dreamgym.types import Outcome, Provenance, Task, Trajectory, Transition, WorldSheet
 
 HELP = """\
-:actions   what can be done here, where the environment tells
-:sheet     the hidden facts of this episode, as they were at its start
-:expert    what the expert would do now; :expert NAME asks another one
-:why       the experience model's reasoning and confidence behind the last outcome
-:save DIR  keep this episode among the trajectories of a folder
-:quit      leave; so does the end of the input"""
+:actions         what can be done here, where the environment tells
+:sheet           the hidden facts: of a real episode at its start, of an imagined one now, with what changed
+:expert          what the expert would do now; :expert NAME asks another one
+:why             the experience model's reasoning and confidence behind the last outcome, and who graded it
+:demonstrations  what the experience model was shown for it
+:save DIR        keep this episode among the trajectories of a folder
+:quit            leave; so does the end of the input"""
+
+_HORIZON = 50
+"""Actions of an imagined episode, unless the environment's own options say otherwise."""
 
 
 @screen.command
@@ -47,10 +61,20 @@ def play_command(
     split: Annotated[str | None, typer.Option(help="where tasks are taken from; default: the first")] = None,
     seed: Annotated[int | None, typer.Option(help="the order of the tasks")] = None,
     data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
+    dream: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="play it as the experience model of this run imagines it"),
+    ] = None,
+    trajectories: Annotated[
+        list[str] | None,
+        typer.Option(help="with --dream: take task and hidden facts from these, not from the environment"),
+    ] = None,
+    reward: Reward = "model",
+    buffer: Buffer = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Play a real environment yourself. Type an action, or `:help` for what else there is.
+    """Play an environment yourself, real or imagined. Type an action, or `:help` for what else there is.
 
     Examples:
 
@@ -59,17 +83,76 @@ def play_command(
       dreamgym play --env alfworld --split valid_unseen --task 3
 
       dreamgym play --env textworld --set environment.options.family=treasure
+
+      dreamgym play --env alfworld --dream runs/experience --split valid_unseen
+
+      dreamgym play --env alfworld --dream runs/experience --trajectories builtin:alfworld --task 7
     """
     resolved = resolve(
         config, overrides, {"environment.name": env, "environment.options.data": data, "seed": seed}
     )
-    factory = open_environment(resolved.environment.name, resolved.environment.options)
+    if dream is None:
+        if trajectories or buffer is not None or reward != "model":
+            raise ConfigError("--trajectories, --reward and --buffer belong to --dream RUN")
+        _play_real(resolved, split, task)
+        return
+    need_models()
+    spec = find_environment(resolved.environment.name)
+    sources = [dataset_path(path) for path in trajectories or ()]
+    with open_experience_model(dream, spec, resolved, reward=reward, buffer=buffer) as model:
+        _play_dream(resolved, spec, model, split, task, sources)
+
+
+def _play_real(config: Config, split: str | None, wanted: str) -> None:
+    factory = open_environment(config.environment.name, config.environment.options)
     with asyncio.Runner() as runner:
         try:
-            found = runner.run(find_task(factory, split or factory.splits[0], task, seed=resolved.seed))
-            play(factory, found, _typed(), runner=runner, seed=resolved.seed)
+            task = runner.run(find_task(factory, split or factory.splits[0], wanted, seed=config.seed))
+            play(factory.make(task, seed=config.seed), _typed(), runner=runner, seed=config.seed)
         finally:
             runner.run(factory.aclose())
+
+
+def _play_dream(
+    config: Config,
+    spec: EnvironmentSpec,
+    model: ExperienceModel,
+    split: str | None,
+    wanted: str,
+    sources: Sequence[Path],
+) -> None:
+    options = validate(spec.options, config.environment.options, prefix="environment.options.")
+
+    async def beginning() -> Beginning:
+        if sources:
+            known = (each for source in sources for each in read_trajectories(source))
+            return recorded(known, spec.name, split=split, wanted=wanted)
+        factory = spec.open(options)
+        try:
+            task = await find_task(factory, split or factory.splits[0], wanted, seed=config.seed)
+            return await revealed(factory, task, seed=config.seed)
+        finally:
+            await factory.aclose()
+
+    async def imagined() -> SyntheticEnvironment:
+        begin = await beginning()
+        first = begin.first
+        try:
+            first = await model.imagine_start(begin.task, begin.sheet)
+        except EpisodeFailedError as error:
+            _say(f"The first state is the real one, as none was imagined: {error}", "red")
+        return SyntheticEnvironment(
+            begin.task,
+            model,
+            begin.sheet,
+            horizon=getattr(options, "horizon", _HORIZON),
+            refusal_ends=config.experience.refusal_ends,
+            first=first,
+        )
+
+    with asyncio.Runner() as runner:
+        environment = runner.run(imagined())
+        play(environment, _typed(), runner=runner, seed=config.seed, experience_model=model.name)
 
 
 async def find_task(factory: EnvironmentFactory, split: str, wanted: str, *, seed: int) -> Task:
@@ -94,20 +177,18 @@ async def find_task(factory: EnvironmentFactory, split: str, wanted: str, *, see
 
 
 def play(
-    factory: EnvironmentFactory,
-    task: Task,
+    environment: Environment,
     lines: Iterable[str],
     *,
     runner: asyncio.Runner,
     seed: int = 0,
     experience_model: str | None = None,
 ) -> Trajectory:
-    """Play one episode by these lines, and return what was played of it.
+    """Play one episode by these lines, and return what was played of it. The environment is closed then.
 
     Args:
         experience_model: who imagines the environment, if it is imagined; goes into the record.
     """
-    environment = factory.make(task, seed=seed)
     try:
         session = _Session(environment, runner, seed, experience_model)
         for line in lines:
@@ -135,6 +216,8 @@ class _Session:
         if isinstance(environment, RevealingEnvironment | SyntheticEnvironment):
             self._sheet = runner.run(environment.world_sheet())
         self._transitions: list[Transition] = []
+        self._sheets: tuple[WorldSheet, WorldSheet] | None = None
+        """Before and after the last action of a dream."""
         _say(f"Task: {environment.task.instruction}", "bold")
         _say(self._start.text)
         _say("(:help tells what else you can type)", "dim")
@@ -183,7 +266,11 @@ class _Session:
         if self._over:
             _say("The episode is over: :save DIR keeps it, :quit leaves.")
             return
+        dream = self._environment if isinstance(self._environment, SyntheticEnvironment) else None
+        before = dream.sheet if dream else None
         outcome = self._runner.run(self._environment.step(action))
+        if dream is not None and before is not None:
+            self._sheets = before, dream.sheet
         self._transitions.append(Transition(state=self._state, action=action, outcome=outcome))
         self._state = outcome.next_state
         _say(outcome.next_state.text)
@@ -196,7 +283,25 @@ class _Session:
 
     def _tell_sheet(self, _: str) -> None:
         known = self._sheet
+        if isinstance(self._environment, SyntheticEnvironment):
+            known = self._environment.sheet
         _say("This environment cannot tell." if known is None else "\n".join(tell(known.facts)))
+        if self._sheets is not None:
+            change = difference(*self._sheets)
+            told = [f"- {line}" for line in tell(change.ended)] + [f"+ {line}" for line in tell(change.begun)]
+            _say("The last action changed" + ("\n".join([":", *told]) if told else " nothing."), "dim")
+
+    def _tell_demonstrations(self, _: str) -> None:
+        dream = self._environment
+        answer = dream.prediction if isinstance(dream, SyntheticEnvironment) else None
+        if answer is None or not answer.demonstrations:
+            _say("None: nothing was done yet, the environment is real, or the model does without them.")
+            return
+        for shown in answer.demonstrations:
+            past = shown.transition
+            where = f"{shown.transition_id}, {shown.provenance.source}"
+            _say(f"{shown.similarity:.3f}  {where}", "bold")
+            _say(f"{past.state.text}\n> {past.action}\n{past.outcome.next_state.text}")
 
     def _expert(self, name: str) -> None:
         if self._over:
@@ -234,6 +339,7 @@ _COMMANDS: dict[str, Callable[[_Session, str], None]] = {
     ":sheet": _Session._tell_sheet,
     ":expert": _Session._expert,
     ":why": _Session._why,
+    ":demonstrations": _Session._tell_demonstrations,
     ":save": _Session._save,
     ":help": _Session._help,
 }

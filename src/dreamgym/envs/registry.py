@@ -41,6 +41,8 @@ class EnvironmentSpec:
     """The agent's own name among the facts of a world sheet."""
     goal_met: Callable[[Task, WorldSheet], bool] | None = None
     """Whether a task is done on these facts, where a sheet can tell."""
+    refusals: tuple[str, ...] = ()
+    """The exact texts by which it says no to an action: nothing has changed, and nothing is earned."""
 
 
 def environment_names() -> list[str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.reply import PromptSettings, Reply, parse_reply, parse_start, prompt, start_prompt
@@ -18,6 +19,7 @@ from dreamgym.experience.reward import OwnWord
 from dreamgym.experience.sheet import apply
 from dreamgym.protocols import Embedder, LanguageModel, Retriever, Rewarder
 from dreamgym.types import (
+    Change,
     Completion,
     CompletionRequest,
     Demonstration,
@@ -30,6 +32,9 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
+
+_UNTHOUGHT = "think: \nchange:"
+"""Put into the mouth of a model that shall answer without reasoning, however it was taught."""
 
 
 class ReasoningExperienceModel:
@@ -44,6 +49,7 @@ class ReasoningExperienceModel:
         rewarder: Rewarder | None = None,
         memory: tuple[Embedder, Retriever] | None = None,
         max_synthetic: int | None = None,
+        refusals: Collection[str] = (),
         attempts: int = 3,
         max_tokens: int = 400,
     ) -> None:
@@ -51,6 +57,8 @@ class ReasoningExperienceModel:
         Args:
             memory: where demonstrations come from; without it none are shown.
             max_synthetic: how many of the demonstrations may be synthetic.
+            refusals: the texts by which the environment says no: whatever else the reply claims then, nothing
+                changes and nothing is earned.
             attempts: how often an unreadable reply is asked for again, in all.
         """
         self.name = name
@@ -59,6 +67,7 @@ class ReasoningExperienceModel:
         self._rewarder = rewarder or OwnWord()
         self._memory = memory
         self._max_synthetic = max_synthetic
+        self._refusals = frozenset(refusals)
         self._attempts = attempts
         self._max_tokens = max_tokens
 
@@ -81,6 +90,9 @@ class ReasoningExperienceModel:
         shown = await self._demonstrations(task, state, action)
         question = prompt(task, sheet, history, state.text, action, shown, settings=self._settings)
         reply, completion = await self._reply(question)
+        refused = reply.next_state in self._refusals
+        if refused:
+            reply = replace(reply, change=Change(), terminated=False, success=False)
         after = apply(sheet, reply.change)
         outcome = Outcome(
             next_state=State(text=reply.next_state),
@@ -91,26 +103,28 @@ class ReasoningExperienceModel:
         )
         transition = Transition(state=state, action=action, outcome=outcome)
         verdict = await self._rewarder.verdict(task, after, transition, claimed=reply.success)
-        # A grader that sees success ends the episode, and one that sees none takes the model's success back.
-        terminated = verdict.success or (reply.terminated and not reply.success)
+        if refused:
+            verdict = replace(verdict, reward=0.0, success=False)
         return Prediction(
-            outcome=Outcome(
-                next_state=outcome.next_state,
+            outcome=replace(
+                outcome,
                 reward=verdict.reward,
-                terminated=terminated,
+                # A grader that sees success ends the episode, and one that sees none takes the model's back.
+                terminated=verdict.success or (reply.terminated and not reply.success),
                 success=verdict.success,
-                reasoning=outcome.reasoning,
-                confidence=outcome.confidence,
                 reward_source=verdict.source,
             ),
             sheet=after,
+            demonstrations=tuple(shown),
+            refused=refused,
         )
 
     async def _reply(self, question: str) -> tuple[Reply, Completion]:
+        begun = "" if self._settings.reasoning else _UNTHOUGHT
         for attempt in range(self._attempts):
-            completion = await self._ask(question, attempt)
+            completion = await self._ask(question + begun, attempt)
             try:
-                return parse_reply(completion.text), completion
+                return parse_reply(begun + completion.text), completion
             except EpisodeFailedError as error:
                 problem = error
         raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")

@@ -9,10 +9,11 @@ What each number means stands in ``docs/guides/fidelity.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import Any
+from typing import Any, TypeAlias
 
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, Teacher
 from dreamgym.training.estimates import Estimate, Theorem1, theorem1
@@ -30,7 +31,11 @@ from dreamgym.training.fidelity_rollouts import (
     replay_spread,
 )
 from dreamgym.training.fidelity_steps import StepFidelity, measure_steps
+from dreamgym.training.in_flight import OnCount
 from dreamgym.types import Trajectory
+
+OnStage: TypeAlias = Callable[[str, int, int], None]
+"""Takes the name of a stage, how many of its predictions or episodes are done, and of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ class FidelitySettings:
     in_flight: int = 64
     engines: int = 8
     """Real episodes at once."""
+    seed: int = 0
+    """Chooses the action that each near miss leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +85,35 @@ async def measure_fidelity(
     *,
     factory: EnvironmentFactory | None = None,
     settings: FidelitySettings | None = None,
+    on_stage: OnStage | None = None,
 ) -> Fidelity:
-    """Every number that needs no judge. `trajectories` are real and of tasks the model never learnt from."""
+    """Every number that needs no judge. `trajectories` are real and of tasks the model never learnt from.
+
+    Args:
+        on_stage: told how far each stage has come.
+    """
     settings = settings or FidelitySettings()
-    steps = await measure_steps(experience_model, teacher, trajectories, in_flight=settings.in_flight)
+
+    def counter(stage: str) -> OnCount | None:
+        return functools.partial(on_stage, stage) if on_stage is not None else None
+
+    at_once = settings.in_flight
+    steps = await measure_steps(
+        experience_model, teacher, trajectories, in_flight=at_once, on_count=counter("single steps")
+    )
     lists = [ActionList.of(trajectory) for trajectory in trajectories]
-    repeated = await replay_in_dream(experience_model, lists * settings.repeats, in_flight=settings.in_flight)
+    missed: list[ActionList] = []
+    if factory is not None and settings.near_misses:
+        missed = [near_miss(ActionList.of(each), seed=settings.seed) for each in trajectories if each.success]
+    played = await replay_in_dream(
+        experience_model, [*lists * settings.repeats, *missed], in_flight=at_once, on_count=counter("dreams")
+    )
+    repeated, tried = played[: len(lists) * settings.repeats], played[len(lists) * settings.repeats :]
     dreams = repeated[: len(lists)]
     back: Transfer | None = None
     if factory is not None:
-        missed: list[ActionList] = []
-        if settings.near_misses:
-            missed = [near_miss(ActionList.of(each)) for each in trajectories if each.success]
-        tried = await replay_in_dream(experience_model, missed, in_flight=settings.in_flight)
-        back = await dream_to_real(factory, [*dreams, *tried], in_flight=settings.engines)
+        count = counter("in reality")
+        back = await dream_to_real(factory, [*dreams, *tried], in_flight=settings.engines, on_count=count)
     return Fidelity(
         experience_model=experience_model.name,
         episodes=len(trajectories),

@@ -17,7 +17,7 @@ from dreamgym.errors import EpisodeFailedError
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel
 from dreamgym.synthetic import SyntheticEnvironment
 from dreamgym.training.estimates import Estimate, share_of_episodes
-from dreamgym.training.in_flight import ask_all
+from dreamgym.training.in_flight import OnCount, ask_all
 from dreamgym.types import FailureKind, Outcome, State, Task, Trajectory, WorldSheet
 
 _UNTOLD = WorldSheet(facts=())
@@ -87,7 +87,11 @@ async def replay(environment: Environment, played: ActionList) -> Replay:
 
 
 async def replay_in_dream(
-    experience_model: ExperienceModel, lists: Sequence[ActionList], *, in_flight: int = 64
+    experience_model: ExperienceModel,
+    lists: Sequence[ActionList],
+    *,
+    in_flight: int = 64,
+    on_count: OnCount | None = None,
 ) -> list[Replay]:
     """Each list in a dream of its own world, in order; no horizon cuts it short."""
 
@@ -97,18 +101,22 @@ async def replay_in_dream(
             SyntheticEnvironment(played.task, experience_model, played.sheet, horizon=horizon), played
         )
 
-    return await ask_all(dream, lists, in_flight=in_flight)
+    return await ask_all(dream, lists, in_flight=in_flight, on_count=on_count)
 
 
 async def replay_in_reality(
-    factory: EnvironmentFactory, lists: Sequence[ActionList], *, in_flight: int = 8
+    factory: EnvironmentFactory,
+    lists: Sequence[ActionList],
+    *,
+    in_flight: int = 8,
+    on_count: OnCount | None = None,
 ) -> list[Replay]:
     """Each list in an episode of the real environment, in order."""
 
     async def play(played: ActionList) -> Replay:
         return await replay(factory.make(played.task, seed=played.seed), played)
 
-    return await ask_all(play, lists, in_flight=in_flight)
+    return await ask_all(play, lists, in_flight=in_flight, on_count=on_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +187,16 @@ def dream_successes(dreams: Iterable[Replay]) -> list[ActionList]:
 
 
 async def dream_to_real(
-    factory: EnvironmentFactory, dreams: Iterable[Replay], *, in_flight: int = 8
+    factory: EnvironmentFactory,
+    dreams: Iterable[Replay],
+    *,
+    in_flight: int = 8,
+    on_count: OnCount | None = None,
 ) -> Transfer:
     """WM2Real: what succeeds in the dream, replayed in the real environment."""
-    replays = await replay_in_reality(factory, dream_successes(dreams), in_flight=in_flight)
+    replays = await replay_in_reality(
+        factory, dream_successes(dreams), in_flight=in_flight, on_count=on_count
+    )
     return Transfer(
         share=share_of_episodes(real.success for real in replays if real.failure is None),
         failures=failure_counts(replays),

@@ -18,7 +18,7 @@ from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.sheet import apply
 from dreamgym.protocols import ExperienceModel, Teacher
 from dreamgym.training.estimates import Estimate, auroc, calibration_error, mean_of_steps, share_of_steps
-from dreamgym.training.in_flight import ask_all
+from dreamgym.training.in_flight import OnCount, ask_all
 from dreamgym.types import Change, FailureKind, Outcome, Task, Trajectory, Transition, WorldSheet
 
 _NAME_LIKE = re.compile(r"\b[a-z]+ \d+\b")
@@ -113,11 +113,12 @@ async def measure_steps(
     trajectories: Sequence[Trajectory],
     *,
     in_flight: int = 64,
+    on_count: OnCount | None = None,
 ) -> StepFidelity:
     """Predict every transition of these real trajectories and compare."""
     questions = await step_questions(teacher, trajectories)
     began = time.perf_counter()
-    records = await predict_steps(experience_model, questions, in_flight=in_flight)
+    records = await predict_steps(experience_model, questions, in_flight=in_flight, on_count=on_count)
     return step_fidelity(records, seconds=time.perf_counter() - began)
 
 
@@ -146,7 +147,11 @@ async def step_questions(teacher: Teacher, trajectories: Iterable[Trajectory]) -
 
 
 async def predict_steps(
-    experience_model: ExperienceModel, questions: Sequence[StepQuestion], *, in_flight: int = 64
+    experience_model: ExperienceModel,
+    questions: Sequence[StepQuestion],
+    *,
+    in_flight: int = 64,
+    on_count: OnCount | None = None,
 ) -> list[StepRecord]:
     """Answers in the order of the questions, however they came in."""
 
@@ -160,7 +165,7 @@ async def predict_steps(
             return _record(question, None, error.kind)
         return _record(question, prediction.outcome, None)
 
-    return await ask_all(ask, questions, in_flight=in_flight)
+    return await ask_all(ask, questions, in_flight=in_flight, on_count=on_count)
 
 
 def step_fidelity(records: Sequence[StepRecord], *, seconds: float) -> StepFidelity:

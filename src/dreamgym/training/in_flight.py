@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
+OnCount: TypeAlias = Callable[[int, int], None]
+"""Takes how many are done, and of how many."""
+
 
 async def ask_all(
-    ask: Callable[[Question], Awaitable[Answer]], questions: Sequence[Question], *, in_flight: int
+    ask: Callable[[Question], Awaitable[Answer]],
+    questions: Sequence[Question],
+    *,
+    in_flight: int,
+    on_count: OnCount | None = None,
 ) -> list[Answer]:
     """`ask` for each question, at most `in_flight` at a time; the first error ends all.
+
+    Args:
+        on_count: told how many of how many are answered, at the start and after each.
 
     >>> async def double(number: int) -> int:
     ...     return 2 * number
@@ -24,10 +34,13 @@ async def ask_all(
         raise ValueError(f"expected at least 1 question in flight, got {in_flight!r}")
     waiting = iter(enumerate(questions))
     answers: dict[int, Answer] = {}
+    count = on_count or _uncounted
+    count(0, len(questions))
 
     async def work() -> None:
         for place, question in waiting:
             answers[place] = await ask(question)
+            count(len(answers), len(questions))
 
     workers = [asyncio.create_task(work()) for _ in range(min(in_flight, len(questions)))]
     try:
@@ -37,3 +50,7 @@ async def ask_all(
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     return [answers[place] for place in range(len(questions))]
+
+
+def _uncounted(done: int, total: int) -> None:
+    """Nobody watches."""

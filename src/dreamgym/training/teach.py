@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dreamgym.config import Config, ExperienceConfig, Part, validate
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.experience.dataset import Example, examples, held_out
+from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
 from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply import PromptSettings
@@ -22,9 +24,6 @@ from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.student import make_student
 from dreamgym.training.teachers import explained
-
-from dreamgym.config import Config, ExperienceConfig, validate
-from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
 
 Memory = tuple[Embedder, Retriever]
 LONGEST = 1024
@@ -89,24 +88,46 @@ async def teach(
     return progress
 
 
-def load_experience_model(
-    folder: Path, *, rewarder: Rewarder | None = None, memory: Memory | None = None
-) -> ReasoningExperienceModel:
-    """The experience model that a run has made, ready to predict."""
-    from dreamgym.models.local import LocalLanguageModel
-
+def run_settings(folder: Path) -> tuple[ExperienceConfig, str | None]:
+    """What a run was made with, and the agent's name among its facts."""
     try:
         about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        settings = validate(ExperienceConfig, about["experience"], prefix="experience.")
-        actor = about["actor"]
+        return validate(ExperienceConfig, about["experience"], prefix="experience."), about["actor"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: expected the folder of an experience model, {error!r}") from None
+
+
+def load_experience_model(
+    folder: Path,
+    *,
+    rewarder: Rewarder | None = None,
+    memory: Memory | None = None,
+    refusals: Collection[str] = (),
+    without: Collection[Part] = (),
+) -> ReasoningExperienceModel:
+    """The experience model that a run has made, ready to predict.
+
+    Args:
+        memory: where demonstrations come from; needed if it was taught with any.
+        refusals: the texts by which its environment says no.
+        without: what it shall do without, though it was taught with it.
+    """
+    from dreamgym.models.local import LocalLanguageModel
+
+    settings, actor = run_settings(folder)
+    settings = settings.without(without)
+    if settings.demonstrations and memory is None:
+        raise ConfigError(
+            f"{folder}: was taught with {settings.demonstrations} demonstrations: name the replay buffer to "
+            "take them from (--buffer), or measure it without (experience eval --no-demonstrations)"
+        )
     return ReasoningExperienceModel(
         LocalLanguageModel.load(folder / "model"),
         name=str(folder),
         settings=prompt_settings(settings, actor),
         rewarder=rewarder,
         memory=memory,
+        refusals=refusals,
         attempts=settings.attempts,
     )
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dreamgym.config import Section, nearest_name
 from dreamgym.envs.alfworld.goals import goal_met
-from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
+from dreamgym.envs.alfworld.teacher import AGENT, REFUSAL, HouseholdTeacher
 from dreamgym.envs.engines import EngineProcess, Engines
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
@@ -187,4 +187,5 @@ SPEC = EnvironmentSpec(
     teacher=HouseholdTeacher,
     actor=AGENT,
     goal_met=goal_met,
+    refusals=(REFUSAL,),
 )

@@ -27,7 +27,7 @@ from dreamgym.envs.textworld.games import (
     settings_of,
     task_of,
 )
-from dreamgym.envs.textworld.play import Playthrough
+from dreamgym.envs.textworld.play import REFUSALS, Playthrough
 from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
@@ -178,4 +178,5 @@ SPEC = EnvironmentSpec(
     open=open_textworld,
     splits=tuple(SEEDS),
     extra="alfworld",
+    refusals=REFUSALS,
 )

@@ -13,6 +13,11 @@ from dreamgym.envs.textworld.wording import COOKING, CUTTING, Scene
 
 INVALID = "Invalid command."
 """The engine's own answer to what it does not understand."""
+_ELSEWHERE = "Can only prepare meal in the kitchen."
+_MISSING = "You still miss something."
+_UNREADY = {"cooked": "Something still needs to be cooked.", "cut": "Something still needs to be cut."}
+REFUSALS = (INVALID, _ELSEWHERE, _MISSING, *_UNREADY.values())
+"""Every answer to an action that does nothing."""
 
 
 class Playthrough:
@@ -89,13 +94,13 @@ class Playthrough:
         if not scene.recipe:
             return INVALID
         if self._names[scene.room] != "kitchen":
-            return "Can only prepare meal in the kitchen."
+            return _ELSEWHERE
         for food, wanted in sorted(scene.recipe, key=lambda pair: pair[1]):
             if scene.holder.get(food) != "I":
-                return "You still miss something."
+                return _MISSING
             for treatment, needed in ((COOKING, "cooked"), (CUTTING, "cut")):
                 if (scene.marks[food] ^ scene.marks[wanted]) & treatment:
-                    return f"Something still needs to be {needed}."
+                    return _UNREADY[needed]
         return None
 
     def _judge(self) -> None:

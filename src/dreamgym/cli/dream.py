@@ -1,0 +1,159 @@
+"""An experience model as the commands ask for it: of which run, graded by whom, shown what, without what.
+
+Also where an imagined episode begins: with the world sheet of a real one, which the environment reveals or a
+recorded trajectory holds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dreamgym.cli import screen
+from dreamgym.config import Config, Part, nearest_name
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.errors import ConfigError, MissingExtraError
+from dreamgym.experience.hindsight import hindsight_sheet
+from dreamgym.experience.reward import SheetCheck
+from dreamgym.protocols import EnvironmentFactory, RevealingEnvironment
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.embed import make_embedder
+from dreamgym.types import State, Task, Trajectory, WorldSheet
+
+if TYPE_CHECKING:
+    from dreamgym.experience.model import ReasoningExperienceModel
+
+Reward = Annotated[str, typer.Option(help="Who grades: model (its own word) or sheet.")]
+Buffer = Annotated[
+    str | None, typer.Option(help="Replay buffer to show demonstrations from, if it was taught with any.")
+]
+NoHistory = Annotated[bool, typer.Option("--no-history", help="Do without what was done before.")]
+NoReasoning = Annotated[bool, typer.Option("--no-reasoning", help="Answer without thinking first.")]
+NoDemonstrations = Annotated[
+    bool, typer.Option("--no-demonstrations", help="Do without transitions that resemble the present one.")
+]
+NoSheet = Annotated[bool, typer.Option("--no-sheet", help="Do without the hidden facts.")]
+
+
+def left_out(*, history: bool, reasoning: bool, demonstrations: bool, sheet: bool) -> tuple[Part, ...]:
+    """The parts whose switch was given.
+
+    >>> left_out(history=True, reasoning=False, demonstrations=False, sheet=True)
+    ('history', 'sheet')
+    """
+    switches: dict[Part, bool] = {
+        "history": history,
+        "reasoning": reasoning,
+        "demonstrations": demonstrations,
+        "sheet": sheet,
+    }
+    return tuple(part for part, given in switches.items() if given)
+
+
+def need_models() -> None:
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError("an experience model of your own", "models")
+
+
+@contextmanager
+def open_experience_model(
+    run: Path,
+    spec: EnvironmentSpec,
+    config: Config,
+    *,
+    reward: str,
+    buffer: str | None,
+    without: Collection[Part] = (),
+) -> Iterator[ReasoningExperienceModel]:
+    """The experience model of a run, until the end of the block."""
+    from dreamgym.training.teach import load_experience_model, run_settings
+
+    if reward not in ("model", "sheet") or (reward == "sheet" and spec.goal_met is None):
+        raise ConfigError(
+            f"expected --reward model, or sheet where the environment can check one, got {reward!r}"
+        )
+    taught, _ = run_settings(run)
+    for part in without:
+        if taught.without([part]) == taught:
+            screen.err.print(f"{run} was taught without {part}: leaving it out changes nothing", markup=False)
+    with ExitStack() as stack:
+        memory = None
+        if buffer is not None and taught.without(without).demonstrations:
+            embedder = make_embedder(config.replay.embedder)
+            memory = (
+                embedder,
+                stack.enter_context(
+                    ReplayBuffer.open(
+                        buffer,
+                        embedder=embedder,
+                        index=config.replay.index,
+                        exact_limit=config.replay.exact_limit,
+                        create=False,
+                    )
+                ),
+            )
+        yield load_experience_model(
+            run,
+            rewarder=SheetCheck(spec.goal_met) if reward == "sheet" and spec.goal_met else None,
+            memory=memory,
+            refusals=spec.refusals,
+            without=without,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What is known of a real episode before its first action."""
+
+    task: Task
+    sheet: WorldSheet
+    first: State
+
+
+async def revealed(factory: EnvironmentFactory, task: Task, *, seed: int = 0) -> Beginning:
+    """The beginning of a task as the real environment tells it."""
+    environment = factory.make(task, seed=seed)
+    try:
+        if not isinstance(environment, RevealingEnvironment):
+            raise ConfigError(
+                f"environment {factory.name!r} cannot tell its hidden facts: "
+                "give trajectories that hold them (--trajectories)"
+            )
+        first = await environment.start()
+        return Beginning(task=task, sheet=await environment.world_sheet(), first=first)
+    finally:
+        await environment.aclose()
+
+
+def recorded(
+    trajectories: Iterable[Trajectory], environment: str, *, split: str | None, wanted: str
+) -> Beginning:
+    """The beginning of a task, by its place among these trajectories' tasks or by its id.
+
+    Where a trajectory holds no world sheet, its later states tell one, as for teaching.
+    """
+    found: dict[str, Beginning] = {}
+    for each in trajectories:
+        if each.task.environment == environment and split in (None, each.task.split):
+            found.setdefault(
+                each.task.id,
+                Beginning(task=each.task, sheet=each.sheet or hindsight_sheet(each), first=each.start),
+            )
+    where = f"environment {environment!r}" + (f", split {split!r}" if split else "")
+    if not found:
+        raise ConfigError(f"the trajectories hold no task of {where}")
+    if wanted in found:
+        return found[wanted]
+    if not re.fullmatch(r"[0-9]{1,9}", wanted):
+        raise ConfigError(f"no task {wanted!r} of {where}{nearest_name(wanted, list(found)[:64])}")
+    if int(wanted) >= len(found):
+        raise ConfigError(f"the trajectories hold {len(found)} tasks of {where}, asked for number {wanted}")
+    return list(found.values())[int(wanted)]
