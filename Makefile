@@ -42,6 +42,7 @@ bench: setup
 	$(BIN)/python benchmarks/engines.py --quick
 	$(BIN)/python benchmarks/replay.py --quick
 	$(BIN)/python benchmarks/generation.py --quick
+	$(BIN)/python benchmarks/finetuning.py --quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
