@@ -65,7 +65,8 @@ def run(data: Path, buffer: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def untaught(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One update teaches nothing: no reply of this run can be read."""
-    return taught(data, tmp_path_factory.mktemp("untaught") / "run", steps=1)
+    out = tmp_path_factory.mktemp("untaught") / "run"
+    return taught(data, out, steps=1, history=0, demonstrations=0)
 
 
 @pytest.fixture(scope="module")

@@ -308,7 +308,8 @@ async def _train(
     from dreamgym.training.teach import teach
 
     teacher, actor, missing = await _explained(config, sources, out, wanted, annotations)
-    store = None if buffer is None else ReplayBuffer.open(buffer, create=False)
+    embedder = make_embedder(config.replay.embedder)
+    store = None if buffer is None else ReplayBuffer.open(buffer, embedder=embedder, create=False)
     try:
         with screen.progress() as bar:
             job = bar.add_task("teaching", total=config.experience.steps, note="reading trajectories")
@@ -323,7 +324,7 @@ async def _train(
                 teacher,
                 out,
                 actor=actor,
-                memory=None if store is None else (make_embedder(config.replay.embedder), store),
+                memory=None if store is None else (embedder, store),
                 on_progress=tell,
             )
     finally:
