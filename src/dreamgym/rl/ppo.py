@@ -32,7 +32,9 @@ class PPOSettings(PolicySettings):
     value_clip: float | None = 0.2
     value_shapes_policy: bool = True
     """Whether the value loss also moves the policy's weights, or the value head alone."""
-    normalise_advantages: bool = True
+    normalise_advantages: bool = False
+    """To a deviation of 1 over the batch. Off, since outcome rewards have a natural unit, and a batch that
+    nearly always succeeds would have the errors of its values blown up."""
 
 
 class PPOLearner(PolicyLearner):
@@ -53,7 +55,7 @@ class PPOLearner(PolicyLearner):
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         super().__init__(model, settings, value_head=head, updating=updating)
-        self._head = head
+        self.value_head = head
         self._after = after
 
     def _prepare(self, groups: Sequence[RolloutGroup]) -> Lesson | None:
@@ -83,7 +85,7 @@ class PPOLearner(PolicyLearner):
         values = torch.zeros(strips.turn_slots, device=self._scorer.device)
         for scores in self._scorer.sweep(strips.all, micro_tokens=self.settings.micro_tokens, beyond=True):
             logprobs[scores.slots] = scores.logprobs
-            values[scores.turn_slots] = self._head(scores.read.float())[:, 0].detach()
+            values[scores.turn_slots] = self.value_head(scores.read.float())[:, 0].detach()
         return logprobs, values
 
     def _advantages(self, trajectories: Sequence[Trajectory], strips: Strips, values: Tensor) -> Tensor:
@@ -109,7 +111,7 @@ class PPOLearner(PolicyLearner):
         assert lesson.values is not None
         assert lesson.value_targets is not None
         read = scores.read if self.settings.value_shapes_policy else scores.read.detach()
-        values = self._head(read.float())[:, 0]
+        values = self.value_head(read.float())[:, 0]
         turns = scores.turn_slots
         loss = clipped_value_loss(
             values, lesson.values[turns], lesson.value_targets[turns], clip=self.settings.value_clip

@@ -87,7 +87,7 @@ class Scorer:
     @torch.no_grad()
     def sweep(self, strips: Sequence[Strip], *, micro_tokens: int, beyond: bool = False) -> Iterator[Scores]:
         """Scores of all strips, lot by lot, without gradients."""
-        for lot in micro_batches(strips, micro_tokens):
+        for lot in micro_batches([s for s in strips if s.tokens or beyond], micro_tokens):
             yield self(lot, beyond=beyond)
 
     def _run(self, tokens: Tensor, lot: Sequence[Strip]) -> tuple[Tensor, Tensor]:

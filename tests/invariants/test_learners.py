@@ -1,0 +1,152 @@
+"""What must hold of a learner whatever its settings: it learns, and nothing but the lesson decides how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import pytest
+import torch
+from echo_world import CHOOSING, TOKENIZER, after, mean_return, play, student
+from torch import Tensor
+
+from dreamgym.agent import AgentSettings
+from dreamgym.models.local import LocalLanguageModel
+from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
+from dreamgym.rl.learner import PolicyLearner
+from dreamgym.rl.ppo import PPOLearner, PPOSettings
+from dreamgym.rl.updater import Updating
+from dreamgym.testing import CorridorFactory
+from dreamgym.types import RolloutGroup
+
+ALGORITHMS = ("grpo", "ppo")
+WANDERING = AgentSettings(show_actions="never", max_tokens=3)
+
+
+def learner(
+    algorithm: str, model: Any, updating: Updating, agent: AgentSettings = CHOOSING, **settings: Any
+) -> PolicyLearner:
+    if algorithm == "grpo":
+        return GRPOLearner(model, GRPOSettings(**settings), updating=updating)
+    return PPOLearner(model, PPOSettings(**settings), after=after(agent), updating=updating)
+
+
+async def recorded(agent: AgentSettings = CHOOSING, **changes: Any) -> list[RolloutGroup]:
+    """Groups of several turns, some of them truncated, made torn so that each has something to teach."""
+    model = LocalLanguageModel(student(seed=1), TOKENIZER)
+    factory = CorridorFactory(length=3, horizon=3)
+    groups = await play(model, factory=factory, size=4, settings=agent, **changes)
+    await model.aclose()
+    return [_torn(group) for group in groups]
+
+
+def _torn(group: RolloutGroup) -> RolloutGroup:
+    first, *others = group.trajectories
+    last = first.transitions[-1]
+    rewarded = replace(last, outcome=replace(last.outcome, reward=1.5))
+    first = replace(first, transitions=(*first.transitions[:-1], rewarded))
+    return replace(group, trajectories=(first, *others))
+
+
+class Gradients:
+    """Looks at the gradients in the moment before they are applied."""
+
+    def __init__(self, model: Any) -> None:
+        self.seen: list[dict[str, Tensor]] = []
+        self._model = model
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        named = self._model.named_parameters()
+        self.seen.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+        yield
+
+
+def gradient(algorithm: str, groups: Sequence[RolloutGroup], **settings: Any) -> dict[str, Tensor]:
+    model = student()
+    watch = Gradients(model)
+    learner(algorithm, model, watch.updating, gradient_clip=math.inf, **settings).update(groups)
+    return watch.seen[0]
+
+
+def weights(model: Any) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_it_learns_to_say_what_it_is_told(algorithm: str) -> None:
+    model = student()
+    language_model = LocalLanguageModel(model, TOKENIZER)
+    pupil = learner(algorithm, model, language_model.updating, learning_rate=3e-3, epochs=2)
+    returns = []
+    for step in range(30):
+        groups = await play(language_model, step=step)
+        pupil.update(groups)
+        returns.append(mean_return(groups))
+    await language_model.aclose()
+    assert sum(returns[:2]) / 2 < 0.5
+    assert sum(returns[-5:]) / 5 > 0.9
+
+
+@pytest.mark.parametrize("agent", [CHOOSING, WANDERING], ids=["choices", "free"])
+@pytest.mark.parametrize("lengths", ["token", "trajectory", "constant"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_a_batch_has_the_gradient_of_its_accumulated_parts(
+    algorithm: str, lengths: str, agent: AgentSettings
+) -> None:
+    groups = await recorded(agent)
+    settings = {"lengths": lengths, "entropy": 0.01, "kl": 0.1}
+    at_once = gradient(algorithm, groups, micro_tokens=1 << 20, **settings)
+    one_by_one = gradient(algorithm, groups, micro_tokens=1, **settings)
+    assert max(float(grad.abs().max()) for grad in at_once.values()) > 1e-3
+    for name, grad in at_once.items():
+        torch.testing.assert_close(one_by_one[name], grad, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_a_learner_that_was_stopped_and_restored_ends_with_the_weights_of_one_never_stopped(
+    algorithm: str,
+) -> None:
+    groups = await recorded(WANDERING)
+    settings = {"epochs": 2, "minibatch": 5, "kl": 0.05, "learning_rate": 1e-3}
+
+    def made(seed: int) -> tuple[Any, PolicyLearner]:
+        model = student(seed)
+        return model, learner(algorithm, model, Gradients(model).updating, WANDERING, **settings)
+
+    whole, never_stopped = made(0)
+    stopped, before = made(0)
+    for _ in range(4):
+        never_stopped.update(groups)
+    for _ in range(2):
+        before.update(groups)
+    file = BytesIO()
+    torch.save(before.state_dict(), file)
+    file.seek(0)
+    resumed, later = made(5)
+    later.load_state_dict(torch.load(file, weights_only=True))
+    for _ in range(2):
+        later.update(groups)
+    assert later.updates == never_stopped.updates
+    assert all(torch.equal(weights(whole)[name], weight) for name, weight in weights(resumed).items())
+    assert not all(torch.equal(weights(whole)[name], weight) for name, weight in weights(stopped).items())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_the_same_seed_gives_the_same_weights(algorithm: str) -> None:
+    async def run(seed: int) -> dict[str, Tensor]:
+        model = student()
+        language_model = LocalLanguageModel(model, TOKENIZER)
+        pupil = learner(algorithm, model, language_model.updating, seed=seed, minibatch=8, learning_rate=3e-3)
+        for step in range(3):
+            pupil.update(await play(language_model, step=step))
+        await language_model.aclose()
+        return weights(model)
+
+    first, again, other = await run(0), await run(0), await run(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
