@@ -33,8 +33,8 @@ class GroupSettings:
     retries: int = 2
     limits: Limits = NO_LIMITS
     failure_limit: float = 0.5
-    """Share of failed episodes among the last `failure_window` at which the breaker opens."""
-    failure_window: int = 16
+    """Share of failed groups among the last `failure_window` above which the breaker opens."""
+    failure_window: int = 8
     pause: float = 10.0
     """Seconds before going on after the breaker opened."""
     pauses: int = 2
@@ -128,6 +128,14 @@ class _Groups:
         self._breaker = breaker or Breaker(settings)
 
     async def play(self, number: int, task: Task) -> RolloutGroup | RolloutFailure:
+        result = await self._play(number, task)
+        try:
+            self._breaker.count(result)
+        finally:
+            self.report.pauses = self._breaker.pauses
+        return result
+
+    async def _play(self, number: int, task: Task) -> RolloutGroup | RolloutFailure:
         try:
             async with asyncio.TaskGroup() as group:
                 members = [
@@ -139,8 +147,6 @@ class _Groups:
             if len(broken) < len(several.exceptions):
                 raise next(e for e in several.exceptions if e not in broken) from None
             return broken[0].failure
-        finally:
-            self.report.pauses = self._breaker.pauses
         trajectories = tuple(member.result() for member in members)
         return _unlike(task, trajectories) or RolloutGroup(task=task, trajectories=trajectories)
 
@@ -160,7 +166,6 @@ class _Groups:
                 limits=self._settings.limits,
                 origin=self._origin,
             )
-        self._breaker.count(result)
         if isinstance(result, RolloutFailure):
             raise _GroupBrokenError(result)
         self.report.episodes += 1
@@ -169,9 +174,9 @@ class _Groups:
 
 
 class Breaker:
-    """Opens when too many of the last episodes failed; episodes wait before it until the pause is over.
+    """Opens when too many of the last groups failed; episodes wait before it until the pause is over.
 
-    Members that were cancelled because another one of their group had failed are not counted.
+    Groups are counted and not episodes, since one broken task breaks all members of its group.
     """
 
     def __init__(self, settings: GroupSettings, on_pause: OnPause | None = None) -> None:
@@ -182,7 +187,7 @@ class Breaker:
         self._recent: deque[RolloutFailure | None] = deque(maxlen=settings.failure_window)
         self._until = 0.0
 
-    def count(self, result: Trajectory | RolloutFailure) -> None:
+    def count(self, result: RolloutGroup | RolloutFailure) -> None:
         """
         Raises:
             RolloutsFailingError: it would have to open once more than the settings allow.
@@ -214,7 +219,7 @@ class Breaker:
         kinds = Counter(str(failure.kind) for failure in failures)
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         return (
-            f"{len(failures)} of the last {len(self._recent)} episodes failed, more than the limit of "
+            f"{len(failures)} of the last {len(self._recent)} rollout groups failed, more than the limit of "
             f"{self._settings.failure_limit:.0%} ({told}); the last one: {failures[-1].message[:300]}"
         )
 

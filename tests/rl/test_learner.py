@@ -1,0 +1,148 @@
+"""The learners' manners: what they skip, refuse, report and leave alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from echo_world import TOKENIZER, after, play, student
+
+from dreamgym.errors import ConfigError
+from dreamgym.models.local import LocalLanguageModel
+from dreamgym.protocols import Learner
+from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
+from dreamgym.rl.ppo import PPOLearner, PPOSettings
+from dreamgym.types import RolloutGroup
+
+
+async def groups_of(model: Any, size: int = 8) -> list[RolloutGroup]:
+    language_model = LocalLanguageModel(model, TOKENIZER)
+    groups = await play(language_model, size=size)
+    await language_model.aclose()
+    return groups
+
+
+def rewarded(group: RolloutGroup, *rewards: float) -> RolloutGroup:
+    made = []
+    for trajectory, reward in zip(group.trajectories, rewards, strict=True):
+        (turn,) = trajectory.transitions
+        turn = replace(turn, outcome=replace(turn.outcome, reward=reward))
+        made.append(replace(trajectory, transitions=(turn,)))
+    return replace(group, trajectories=tuple(made))
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+async def test_a_unanimous_group_teaches_nothing() -> None:
+    model = student()
+    groups = [rewarded(group, 1.0, 1.0) for group in await groups_of(model, 2)]
+    before = weights(model)
+    found = GRPOLearner(model, GRPOSettings()).update(groups)
+    assert torch.equal(weights(model), before)
+    assert (found["groups"], found["unanimous_groups"], found["updates"]) == (4, 4, 0)
+
+
+async def test_only_torn_groups_are_computed() -> None:
+    first, *others = await groups_of(student(), 2)
+    groups = [rewarded(first, 1.0, 0.0), *(rewarded(group, 0.0, 0.0) for group in others)]
+    learner: Learner = GRPOLearner(student(), GRPOSettings())
+    assert learner.update(groups)["turns"] == 2
+
+
+async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None:
+    model = student()
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(model, 2)]
+    chosen = {
+        group.task.id: [t.transitions[0].action for t in group.trajectories]
+        for group in groups
+        if group.trajectories[0].transitions[0].action != group.trajectories[1].transitions[0].action
+    }
+    learner = GRPOLearner(model, GRPOSettings(learning_rate=3e-3, epochs=3))
+    for _ in range(10):
+        learner.update(groups)
+    again = {group.task.id: group for group in await groups_of(model)}
+    for task, (good, bad) in chosen.items():
+        said = [t.transitions[0].action for t in again[task].trajectories]
+        assert said.count(good) > said.count(bad)
+
+
+async def test_the_kl_term_holds_the_policy_back() -> None:
+    moved = {}
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+    for kl in (1e-9, 10.0):
+        model = student()
+        learner = GRPOLearner(model, GRPOSettings(kl=kl, learning_rate=3e-3))
+        moved[kl] = [learner.update(groups)["kl"] for _ in range(8)][-1]
+    assert moved[10.0] < moved[1e-9] / 2
+
+
+async def test_minibatches_and_epochs_make_that_many_updates_and_importance_ratios_notice() -> None:
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+    learner = GRPOLearner(student(), GRPOSettings(epochs=3, minibatch=4, learning_rate=3e-3))
+    found = learner.update(groups)
+    assert found["updates"] == learner.updates == 6
+    assert found["moved"] > 0
+
+
+async def test_ppo_tells_its_value_loss_and_learns_the_value_of_what_it_does() -> None:
+    groups = [rewarded(group, 0.25, 0.25) for group in await groups_of(student(), 2)]
+    learner = PPOLearner(student(), PPOSettings(learning_rate=3e-3, value_clip=None), after=after())
+    found = [learner.update(groups) for _ in range(60)]
+    assert found[-1]["value_loss"] < found[0]["value_loss"] / 10
+    assert abs(found[-1]["value_mean"] - 0.25) < 0.1
+
+
+async def test_a_value_head_alone_leaves_the_policy_alone() -> None:
+    groups = [rewarded(group, 1.0, 1.0) for group in await groups_of(student(), 2)]
+    settings = PPOSettings(value_shapes_policy=False, clip_low=0.0, clip_high=0.0)
+    model = student()
+    learner = PPOLearner(model, settings, after=after())
+    before = weights(model)
+    # Advantages of 0: values expect exactly what comes.
+    with torch.no_grad():
+        learner.value_head.bias.fill_(1.0)
+    learner.update(groups)
+    assert torch.equal(weights(model), before)
+
+
+async def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    groups = [rewarded(group, float("inf"), 0.0) for group in await groups_of(student(), 2)]
+    model = student()
+    before = weights(model)
+    found = PPOLearner(model, PPOSettings(), after=after()).update(groups)
+    assert torch.equal(weights(model), before)
+    assert found["updates"] == 0
+
+
+async def test_the_served_model_answers_from_the_new_weights_at_once() -> None:
+    model = student()
+    language_model = LocalLanguageModel(model, TOKENIZER)
+    learner = GRPOLearner(model, GRPOSettings(learning_rate=0.05), updating=language_model.updating)
+    first = [rewarded(group, 1.0, 0.0) for group in await play(language_model, size=2)]
+    learner.update(first)
+    again = await play(language_model, size=2)
+    await language_model.aclose()
+    before, later = (groups[0].trajectories[0].transitions[0].completion for groups in (first, again))
+    assert before is not None
+    assert later is not None
+    assert before.logprobs != later.logprobs
+
+
+def test_frozen_weights_cannot_learn() -> None:
+    with pytest.raises(ConfigError, match="all frozen"):
+        GRPOLearner(student().requires_grad_(False), GRPOSettings())
+
+
+def test_a_state_of_other_settings_or_of_another_model_is_refused() -> None:
+    stored = GRPOLearner(student(), GRPOSettings()).state_dict()
+    with pytest.raises(ConfigError, match=r"made with epochs=1, now 2 is asked for"):
+        GRPOLearner(student(), GRPOSettings(epochs=2)).load_state_dict(stored)
+    del stored["model"][
+        "lm_head.weight" if "lm_head.weight" in stored["model"] else next(iter(stored["model"]))
+    ]
+    with pytest.raises(ConfigError, match="of the same model"):
+        GRPOLearner(student(), GRPOSettings()).load_state_dict(stored)

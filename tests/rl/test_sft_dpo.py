@@ -1,0 +1,161 @@
+"""Learning from recorded trajectories: imitation, and preference between a success and a failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from echo_world import CHOOSING, TOKENIZER, WORDS, EchoFactory, mean_return, play, student
+
+from dreamgym.agent import AgentSettings, tokenised
+from dreamgym.errors import ConfigError
+from dreamgym.models.local import LocalLanguageModel
+from dreamgym.models.text import TextCodec
+from dreamgym.rl.dpo import DPOLearner, DPOSettings, preference_pairs
+from dreamgym.rl.sft import SFTLearner, SFTSettings
+from dreamgym.rollout import roll_out
+from dreamgym.types import Decision, Trajectory
+
+FREE = AgentSettings(max_tokens=4, temperature=0.0)
+END = TOKENIZER.eos_token_id
+
+
+class Speaker:
+    """Says what a function makes of the state."""
+
+    name = "speaker"
+
+    def __init__(self, say: Callable[[str], str]) -> None:
+        self._say = say
+
+    async def act(self, task: Any, history: Any, state: Any) -> Decision:
+        return Decision(action=self._say(state.text))
+
+
+async def episodes(say: Callable[[str], str], turns: int = 2) -> list[Trajectory]:
+    factory = EchoFactory(turns=turns)
+    made = []
+    for task in await factory.tasks("train"):
+        played = await roll_out(
+            lambda task=task: factory.make(task),  # type: ignore[misc]
+            lambda _: Speaker(say),
+            trajectory_id=f"{task.id}-{say(task.id)}",
+            task=task,
+            seed=0,
+        )
+        assert isinstance(played, Trajectory)
+        made.append(tokenised(played, CHOOSING, TextCodec(TOKENIZER), END))
+    return made
+
+
+def next_word(word: str) -> str:
+    return WORDS[(WORDS.index(word) + 1) % len(WORDS)]
+
+
+async def success(model: Any, settings: AgentSettings = FREE) -> float:
+    language_model = LocalLanguageModel(model, TOKENIZER)
+    found = mean_return(await play(language_model, size=1, factory=EchoFactory(turns=2), settings=settings))
+    await language_model.aclose()
+    return found
+
+
+async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
+    model = student()
+    learner = SFTLearner(
+        model, await episodes(str), SFTSettings(steps=60, batch=4, learning_rate=1e-2, warmup=5)
+    )
+    assert await success(model) == 0
+    losses = []
+    while not learner.done:
+        losses.append(learner.step()["loss"])
+    assert losses[-1] < 0.1 < losses[0]
+    assert await success(model) == 1
+
+
+async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped() -> None:
+    shown = await episodes(str)
+    settings = SFTSettings(steps=10, batch=3, learning_rate=1e-2)
+    whole, stopped, resumed = student(), student(), student(4)
+    never, before, later = (SFTLearner(model, shown, settings) for model in (whole, stopped, resumed))
+    while not never.done:
+        never.step()
+    for _ in range(4):
+        before.step()
+    later.load_state_dict(before.state_dict())
+    while not later.done:
+        later.step()
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+async def test_the_preferred_of_two_becomes_the_likelier() -> None:
+    model = student()
+    pairs = preference_pairs([*await episodes(str), *await episodes(next_word)])
+    assert len(pairs) == 4
+    learner = DPOLearner(model, pairs, DPOSettings(steps=40, batch=4, learning_rate=3e-3))
+    found = []
+    while not learner.done:
+        found.append(learner.step())
+    assert found[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert found[-1]["loss"] < 0.3
+    assert found[-1]["preferred"] == 1
+    assert await success(model, replace(CHOOSING, temperature=0.0)) > 0.5
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 1 << 20])
+async def test_dpo_has_the_gradient_of_its_formula(micro_tokens: int) -> None:
+    chosen, rejected = await episodes(str), await episodes(next_word)
+    pairs = list(zip(chosen, rejected, strict=True))
+    model = student()
+    settings = DPOSettings(batch=4, beta=0.5, micro_tokens=micro_tokens, gradient_clip=math.inf, warmup=1)
+    learner = DPOLearner(model, pairs, settings)
+    reference = student()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    expected = student()
+    expected.load_state_dict(model.state_dict())
+    seen: list[torch.Tensor] = []
+    first = next(iter(model.parameters()))
+    first.register_hook(lambda grad: seen.append(grad.clone()))
+    learner.step()
+
+    losses = []
+    for good, bad in pairs:
+        margin = sum_logprobs(expected, good) - sum_logprobs(expected, bad)
+        before = (sum_logprobs(reference, good) - sum_logprobs(reference, bad)).detach()
+        losses.append(-torch.nn.functional.logsigmoid(0.5 * (margin - before)))
+    torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+    by_hand = next(iter(expected.parameters())).grad
+    torch.testing.assert_close(torch.stack(seen).sum(0), by_hand, atol=1e-5, rtol=1e-3)
+
+
+def sum_logprobs(model: Any, trajectory: Trajectory) -> torch.Tensor:
+    total = torch.zeros(())
+    for transition in trajectory.transitions:
+        turn = transition.completion
+        assert turn is not None
+        tokens = torch.tensor([[*turn.prompt_token_ids, *turn.token_ids]])
+        logits = model(input_ids=tokens, use_cache=False).logits[0, len(turn.prompt_token_ids) - 1 : -1]
+        total = total + logits.log_softmax(-1)[range(len(logits)), list(turn.token_ids)].sum()
+    return total
+
+
+async def test_pairs_are_of_one_task_and_never_more_than_asked_for() -> None:
+    made = [*await episodes(str), *await episodes(next_word), *await episodes(lambda word: "moss")]
+    pairs = preference_pairs(made)
+    assert len(pairs) == 8
+    assert all(good.success and not bad.success and good.task == bad.task for good, bad in pairs)
+    assert len(preference_pairs(made, most=3)) == 3
+    assert preference_pairs(made) == pairs
+
+
+async def test_nothing_to_learn_from_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="at least one trajectory"):
+        SFTLearner(student(), [], SFTSettings())
+    with pytest.raises(ConfigError, match="a success and a failure"):
+        DPOLearner(student(), preference_pairs(await episodes(str)), DPOSettings())
