@@ -80,15 +80,18 @@ class ExperienceConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="of the products; auto: bf16 where the hardware multiplies in it"
     )
-    steps: int = Field(2500, ge=1, description="weight updates")
+    exchange_numbers: bool = Field(
+        True, description="teach a model from scratch to copy numbers by exchanging them; no for arithmetic"
+    )
+    steps: int = Field(3000, ge=1, description="weight updates")
     batch: int = Field(32, ge=1, description="examples per update")
     validation: float = Field(0.05, ge=0, lt=1, description="share of tasks held out to measure agreement")
     patience: int | None = Field(None, ge=1, description="evaluations without gain before stopping early")
-    history: int = Field(0, ge=0, description="newest transitions told in a prompt")
-    demonstrations: int = Field(0, ge=0, description="nearest transitions told in a prompt")
+    history: int = Field(1, ge=0, description="newest transitions told in a prompt")
+    demonstrations: int = Field(1, ge=0, description="nearest transitions told in a prompt")
     sheet: bool = Field(True, description="tell the facts that the action touches")
     reasoning: bool = Field(True, description="think before answering")
-    text_limit: int = Field(120, ge=1, description="characters of a past or present state in a prompt")
+    text_limit: int = Field(64, ge=1, description="characters of a past or present state in a prompt")
     attempts: int = Field(3, ge=1, description="tries at a readable reply")
     refusal_ends: bool = Field(False, description="an action that the dream refuses ends its episode")
 

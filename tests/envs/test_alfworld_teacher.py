@@ -42,3 +42,17 @@ async def test_its_reasoning_never_says_done_before_the_task_is() -> None:
             if refused:
                 assert not note.change.ended
                 assert not note.change.begun
+
+
+async def test_a_put_down_is_success_exactly_when_every_question_to_the_goal_is_answered_yes() -> None:
+    """The reasoning leads to the verdict: nothing else than these small questions decides."""
+    successes = 0
+    for trajectory in islice(read_trajectories(builtin_dataset()), 400):
+        annotation = await HouseholdTeacher().annotate(trajectory)
+        for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):
+            if not transition.action.startswith("move") or note.reasoning.startswith("not possible"):
+                continue
+            questions = note.reasoning.split("can hold it.")[1].rsplit(" the task", 1)[0]
+            assert (" not " not in questions) == transition.outcome.success, (transition, note)
+            successes += transition.outcome.success
+    assert successes > 50

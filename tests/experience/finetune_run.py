@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,15 @@ def echo(number: int) -> Example:
     )
 
 
-def finetuning(folder: Path, steps: int, **changes: Any) -> tuple[Any, Finetuning]:
+def finetuning(
+    folder: Path,
+    steps: int,
+    *,
+    known: int = 64,
+    exchangeable: Sequence[int] = range(1, 9),
+    **changes: Any,
+) -> tuple[Any, Finetuning]:
+    """A run that is taught the first `known` examples and measured on all."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = LlamaForCausalLM(  # type: ignore[no-untyped-call]
@@ -44,7 +53,17 @@ def finetuning(folder: Path, steps: int, **changes: Any) -> tuple[Any, Finetunin
         **{"steps": steps, "batch": 8, "evaluate_every": 20, "checkpoint_every": 5, "warmup": 5, **changes}
     )
     examples = [echo(number) for number in range(64)]
-    return model, Finetuning(model, encode, 0, examples, examples, settings=settings, folder=folder)
+    run = Finetuning(
+        model,
+        encode,
+        0,
+        examples[:known],
+        examples,
+        settings=settings,
+        folder=folder,
+        exchangeable=exchangeable,
+    )
+    return model, run
 
 
 def slowly(progress: Progress) -> None:

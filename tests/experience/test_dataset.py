@@ -7,10 +7,18 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
-from dreamgym.experience.dataset import examples, held_out
-from dreamgym.experience.reply import PromptSettings, parse_reply, parse_start
+from dreamgym.experience.dataset import VARIATION, examples, held_out, spared, variations
+from dreamgym.experience.reply import (
+    PromptSettings,
+    parse_reply,
+    parse_start,
+    parse_variation,
+    variation_text,
+)
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.embed import make_embedder
@@ -90,3 +98,37 @@ def test_the_validation_part_is_made_of_whole_tasks(recorded: list[Trajectory]) 
     assert {held_out("a task", 0.3) for _ in range(5)} == {held_out("a task", 0.3)}
     assert not any(held_out(trajectory.task.id, 0.0) for trajectory in recorded)
     assert all(held_out(trajectory.task.id, 1.0) for trajectory in recorded)
+
+
+def test_variations_are_other_tasks_of_the_same_room_and_name_what_is_there(
+    recorded: list[Trajectory],
+) -> None:
+    """The task generator shares the experience model's weights (Eq. 6)."""
+    same = [replace(recorded[0], id=each.id, task=each.task) for each in recorded]  # one room for all
+    made = list(variations(same))
+    tasks = {each.task.instruction for each in recorded}
+    assert len(made) == len(tasks)
+    for example in made:
+        assert example.position == VARIATION
+        told = parse_variation(example.reply)
+        assert told in tasks
+        assert f"task: {told}\n" not in example.prompt
+        assert "fact: here: agent1, armchair, box," in example.prompt
+    assert [*variations(same)] == made
+
+
+@given(st.text())
+def test_no_reply_however_hostile_becomes_an_empty_task(text: str) -> None:
+    assert parse_variation(text) != ""
+    assert parse_variation(variation_text(text)) in (text.replace("\r", "").strip(), None)
+
+
+async def test_a_long_reply_that_comes_too_often_is_thinned_out_and_nothing_else(
+    recorded: list[Trajectory],
+) -> None:
+    made = [example async for example in examples(recorded, HouseholdTeacher(), settings=SETTINGS)]
+    assert list(spared(made)) == made
+    longest = max((example for example in made), key=lambda example: len(example.reply))
+    kept = list(spared([longest] * 50 + made, characters=10 * len(longest.reply)))
+    assert kept.count(longest) == 10
+    assert {example.reply for example in kept} == {example.reply for example in made}

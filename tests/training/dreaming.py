@@ -45,7 +45,9 @@ async def _script(
     teacher = HouseholdTeacher()
     for trajectory in trajectories:
         assert trajectory.sheet is not None
-        replies[start_prompt(trajectory.task, trajectory.sheet)] = start_text(trajectory.start.text)
+        replies[start_prompt(trajectory.task, trajectory.sheet, actor=AGENT)] = start_text(
+            trajectory.start.text
+        )
         notes: tuple[Note, ...] = (await teacher.annotate(trajectory)).notes
         for question, note in zip(await step_questions(teacher, [trajectory]), notes, strict=True):
             step = question.transition

@@ -14,7 +14,7 @@ from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
-from dreamgym.training.teach import load_experience_model, teach
+from dreamgym.training.teach import load_experience_model, own_memory, teach
 from dreamgym.types import Prediction
 
 
@@ -37,20 +37,28 @@ async def test_a_run_folder_holds_all_that_playing_needs(data: Path, tmp_path: P
     assert progress.step == 6
     assert json.loads((run / "run.json").read_text(encoding="utf-8"))["experience"]["model"] == "nano"
     assert json.loads((run / "curve.json").read_text(encoding="utf-8"))[-1]["step"] == 6
-    experience = load_experience_model(run)
-    trajectory = next(iter(read_trajectories(data)))
-    assert trajectory.sheet is not None
-    first = trajectory.transitions[0]
-    with contextlib.suppress(EpisodeFailedError):  # six steps teach little: a typed failure is fine too
-        predicted = await experience.predict(trajectory.task, trajectory.sheet, [], first.state, first.action)
-        assert isinstance(predicted, Prediction)
+    with own_memory(run) as memory:
+        experience = load_experience_model(run, memory=memory)
+        trajectory = next(iter(read_trajectories(data)))
+        assert trajectory.sheet is not None
+        first = trajectory.transitions[0]
+        with contextlib.suppress(EpisodeFailedError):  # six steps teach little: a typed failure is fine too
+            predicted = await experience.predict(
+                trajectory.task, trajectory.sheet, [], first.state, first.action
+            )
+            assert isinstance(predicted, Prediction)
 
 
-async def test_asking_for_demonstrations_without_a_buffer_is_said_before_anything_starts(
+async def test_without_a_buffer_of_yours_demonstrations_come_from_the_very_trajectories(
     data: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="needs a replay buffer"):
-        await teach(small(demonstrations=2), [data], HouseholdTeacher(), tmp_path / "run", actor=AGENT)
+    run = tmp_path / "run"
+    await teach(small(demonstrations=2), [data], HouseholdTeacher(), run, actor=AGENT)
+    with own_memory(run) as (_, buffer):
+        stored = buffer.stats().rows
+    assert stored == sum(len(trajectory) for trajectory in read_trajectories(data))
+    with pytest.raises(ConfigError, match="was taught with 2 demonstrations"):
+        load_experience_model(run)
 
 
 def test_a_folder_that_is_no_run_says_what_was_expected(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from dreamgym.models.local import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.teach import load_experience_model
+from dreamgym.training.teach import load_experience_model, own_memory
 from dreamgym.training.teachers import choose_teacher, explained
 from dreamgym.types import (
     Annotation,
@@ -94,11 +94,12 @@ async def test_ingested_traces_of_an_unknown_environment_become_a_model_that_ans
     assert "shop: no rules to explain its trajectories by" in " ".join(done.stderr.split())
     result = json.loads(done.stdout)
     assert (result["teacher"], result["unexplained"], result["steps"]) == ("plain", 0, 4)
-    experience = load_experience_model(tmp_path / "run")
-    first = next(iter(read_trajectories(shop)))
-    with contextlib.suppress(EpisodeFailedError):  # four steps teach little: a typed failure is fine too
-        predicted = await experience.predict(first.task, WorldSheet(facts=()), [], first.start, "search mug")
-        assert isinstance(predicted, Prediction)
+    with own_memory(tmp_path / "run") as memory:
+        experience = load_experience_model(tmp_path / "run", memory=memory)
+        first = next(iter(read_trajectories(shop)))
+        with contextlib.suppress(EpisodeFailedError):  # four steps teach little: a typed failure is fine too
+            made = await experience.predict(first.task, WorldSheet(facts=()), [], first.start, "search mug")
+            assert isinstance(made, Prediction)
 
 
 def test_trajectories_of_another_environment_are_refused_by_name(shop: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def open_experience_model(
     without: Collection[Part] = (),
 ) -> Iterator[ReasoningExperienceModel]:
     """The experience model of a run, until the end of the block."""
-    from dreamgym.training.teach import load_experience_model, run_settings
+    from dreamgym.training.teach import OWN_BUFFER, load_experience_model, run_settings
 
     if reward not in ("model", "sheet") or (reward == "sheet" and spec.goal_met is None):
         raise ConfigError(
@@ -84,6 +84,8 @@ def open_experience_model(
     for part in without:
         if taught.without([part]) == taught:
             screen.err.print(f"{run} was taught without {part}: leaving it out changes nothing", markup=False)
+    if buffer is None and (run / OWN_BUFFER).exists():
+        buffer = str(run / OWN_BUFFER)
     with ExitStack() as stack:
         memory = None
         if buffer is not None and taught.without(without).demonstrations:

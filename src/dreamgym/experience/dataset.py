@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
-from dreamgym.experience.reply import PromptSettings, prompt, reply_text, start_prompt, start_text
+from dreamgym.experience.reply import (
+    PromptSettings,
+    prompt,
+    reply_text,
+    start_prompt,
+    start_text,
+    variation_prompt,
+    variation_text,
+)
 from dreamgym.experience.sheet import apply
+from dreamgym.experience.worlds import room_of
 from dreamgym.protocols import Embedder, Retriever, Teacher
-from dreamgym.types import Annotation, Demonstration, RetrievalFilter, Trajectory, WorldSheet
+from dreamgym.types import Annotation, Demonstration, Fact, RetrievalFilter, Trajectory, WorldSheet
 
 _TOGETHER = 16
 """Trajectories whose demonstrations are looked up in one search."""
+
+
+START, VARIATION = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +43,7 @@ class Example:
     reply: str
     trajectory_id: str
     position: int
-    """-1 for the start of an episode."""
+    """Of its transition; START and VARIATION for what is no transition."""
 
 
 async def examples(
@@ -46,6 +60,40 @@ async def examples(
             annotation = await teacher.annotate(trajectory)
             for example in _of(trajectory, annotation, settings, shown):
                 yield example
+
+
+def variations(trajectories: Sequence[Trajectory], *, seed: int = 0) -> Iterator[Example]:
+    """Examples for the task generator, which shares these weights (Eq. 6): other tasks of the same room."""
+    rooms: dict[frozenset[Fact], dict[str, Trajectory]] = {}
+    for trajectory in trajectories:
+        if trajectory.sheet is not None:
+            known = rooms.setdefault(room_of(trajectory.sheet), {})
+            known.setdefault(trajectory.task.instruction, trajectory)
+    rng = Random(seed)
+    for known in rooms.values():
+        for instruction, trajectory in known.items():
+            others = [other for other in known if other != instruction]
+            if others and trajectory.sheet is not None:
+                yield Example(
+                    prompt=variation_prompt(instruction, trajectory.sheet),
+                    reply=variation_text(rng.choice(others)),
+                    trajectory_id=trajectory.id,
+                    position=VARIATION,
+                )
+
+
+def spared(found: Iterable[Example], *, characters: int = 150_000) -> Iterator[Example]:
+    """Without what is said too often: of one and the same reply only as many as make up so many characters.
+
+    A help text of a thousand characters that comes in every other episode would take a good part of the
+    training and has been learnt long before; a short refusal may come a thousand times, since what has to be
+    learnt there is when to give it.
+    """
+    said: Counter[str] = Counter()
+    for example in found:
+        if said[example.reply] * len(example.reply) < characters:
+            yield example
+        said[example.reply] += 1
 
 
 def held_out(task_id: str, share: float) -> bool:
@@ -70,10 +118,10 @@ def _of(
         )
     sheet = trajectory.sheet or WorldSheet(facts=())
     yield Example(
-        prompt=start_prompt(trajectory.task, sheet),
+        prompt=start_prompt(trajectory.task, sheet, actor=settings.actor),
         reply=start_text(trajectory.start.text),
         trajectory_id=trajectory.id,
-        position=-1,
+        position=START,
     )
     for position, (transition, note) in enumerate(zip(trajectory.transitions, annotation.notes, strict=True)):
         yield Example(

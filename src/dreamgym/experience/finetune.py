@@ -26,6 +26,8 @@ from dreamgym.experience.logits import ChosenLogits
 
 _CHECKPOINT = "checkpoint.pt"
 _IGNORED = -100
+_EXCHANGED = 0.7
+"""Share of examples whose exchangeable names are exchanged."""
 
 
 class Encoder(Protocol):
@@ -96,8 +98,16 @@ class Finetuning:
         *,
         settings: FinetuneSettings,
         folder: Path,
+        exchangeable: Sequence[int] = (),
     ) -> None:
-        """`end` is the token that closes a reply."""
+        """
+        Args:
+            end: the token that closes a reply.
+            exchangeable: tokens of names that mean nothing by themselves, such as the number of a drawer.
+                They are exchanged for each other at random, the same way throughout an example, so that the
+                model must copy them from its question and cannot learn them by heart.
+        """
+        self._exchangeable = torch.tensor(sorted(exchangeable), dtype=torch.long)
         self._model = model
         self._settings = settings
         self._folder = folder
@@ -145,7 +155,7 @@ class Finetuning:
         settings = self._settings
         examples = [self._training[index] for index in self._batch(self.progress.step)]
         with self._own_chance():
-            logits, targets, _ = self._taught_logits(examples)
+            logits, targets, _ = self._taught_logits(examples, exchange=True)
             loss = torch.nn.functional.cross_entropy(logits, targets)
             loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._taught.values(), settings.clip)
@@ -157,10 +167,15 @@ class Finetuning:
         self._model.zero_grad(set_to_none=True)
         self.progress.loss = loss.item()
 
-    def _taught_logits(self, examples: Sequence[_Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+    def _taught_logits(
+        self, examples: Sequence[_Encoded], *, exchange: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, target and example of every taught position: the output layer, which is most of a small
         model's work, sees no other."""
-        tokens, targets = (part.to(self._device) for part in _padded(examples))
+        padded = _padded(examples)
+        if exchange and len(self._exchangeable) > 1:
+            padded = self._exchanged(*padded)
+        tokens, targets = (part.to(self._device) for part in padded)
         lengths = torch.tensor([len(example.tokens) for example in examples], device=self._device)
         after = torch.nn.functional.pad(targets[:, 1:], (0, 1), value=_IGNORED)
         wanted = after != _IGNORED
@@ -168,6 +183,16 @@ class Finetuning:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=half):
             logits = self._logits(tokens, lengths, wanted)
         return logits.float(), after[wanted], wanted.nonzero()[:, 0]
+
+    def _exchanged(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Some examples stay as they are: numbers as they really come must be seen, too."""
+        names = self._exchangeable
+        table = torch.arange(max(int(tokens.max()), int(names.max())) + 1).repeat(len(tokens), 1)
+        for row in (torch.rand(len(tokens)) < _EXCHANGED).nonzero()[:, 0].tolist():
+            table[row, names] = names[torch.randperm(len(names))]
+        taught = targets != _IGNORED
+        tokens = table.gather(1, tokens)
+        return tokens, torch.where(taught, tokens, targets)
 
     @contextmanager
     def _own_chance(self) -> Iterator[None]:

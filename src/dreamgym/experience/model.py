@@ -72,7 +72,7 @@ class ReasoningExperienceModel:
         self._max_tokens = max_tokens
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
-        question = start_prompt(task, sheet)
+        question = start_prompt(task, sheet, actor=self._settings.actor)
         for attempt in range(self._attempts):
             completion = await self._ask(question, attempt)
             text = parse_start(completion.text)

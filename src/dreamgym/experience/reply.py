@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.sheet import tell, touched
+from dreamgym.experience.sheet import kinds, listings, tell, touched
 from dreamgym.types import (
     Change,
     Demonstration,
@@ -58,7 +58,7 @@ class PromptSettings:
     actor: str | None = None
     """The agent's own name in the sheet, where it has one."""
     history: int = 2
-    """How many of the newest transitions are told."""
+    """How many of the newest transitions are told; the newest one's outcome is the state itself."""
     demonstrations: int = 2
     sheet: bool = True
     reasoning: bool = True
@@ -84,14 +84,19 @@ def prompt(
     lines = [f"task: {_one_line(task.instruction)}"]
     for found in reversed(demonstrations[: settings.demonstrations]):
         past = found.transition
-        lines.append(f"like: {_one_line(past.action)} => {cut(past.outcome.next_state.text)}")
+        lines.append(f"like: {_action(past)} => {cut(past.outcome.next_state.text)}")
     recent = history[-settings.history :] if settings.history else ()
-    lines += [f"then: {_one_line(past.action)} => {cut(past.outcome.next_state.text)}" for past in recent]
+    lines += [f"then: {_action(past)} => {cut(past.outcome.next_state.text)}" for past in recent[:-1]]
+    lines += [f"then: {_action(past)}" for past in recent[-1:]]
     lines.append(f"state: {cut(state)}")
     if settings.sheet and sheet is not None:
         lines += [f"fact: {line}" for line in sheet_lines(sheet, action, settings.actor)]
     lines.append(f"action: {_one_line(action)[:500]}")
     return "\n".join(lines) + "\n"
+
+
+def _action(past: Transition) -> str:
+    return _one_line(past.action)[:500]
 
 
 def sheet_lines(sheet: WorldSheet, action: str, actor: str | None) -> list[str]:
@@ -177,11 +182,14 @@ def _lines(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
-def start_prompt(task: Task, sheet: WorldSheet) -> str:
-    """Asks for the first state of an episode: where everything is, since nothing has been done yet."""
-    places = [fact for fact in sheet.facts if len(fact) > 2]
-    lines = [f"task: {_one_line(task.instruction)}", *(f"fact: {line}" for line in tell(places))]
-    return "\n".join([*lines, "action: start"]) + "\n"
+def start_prompt(task: Task, sheet: WorldSheet, *, actor: str | None = None) -> str:
+    """Asks for the first state of an episode: what stands in the open, since nothing was looked into yet."""
+    around = [fact for fact in touched(sheet, "", actor=actor) if len(fact) > 2] if actor else []
+    lines = [*listings(sheet), *tell(around)]
+    return (
+        "\n".join([f"task: {_one_line(task.instruction)}", *(f"fact: {x}" for x in lines), "action: start"])
+        + "\n"
+    )
 
 
 def start_text(state: str) -> str:
@@ -195,3 +203,21 @@ def parse_start(text: str) -> str | None:
     if rest or not first.startswith("next: ") or len(first) > _LONGEST:
         return None
     return _lines(first.removeprefix("next: ")).strip() or None
+
+
+def variation_prompt(instruction: str, sheet: WorldSheet) -> str:
+    """Asks for another task in the same world (the paper's Eq. 6, on the same weights)."""
+    return f"task: {_one_line(instruction)}\nfact: here: {', '.join(kinds(sheet))}\naction: vary\n"
+
+
+def variation_text(instruction: str) -> str:
+    """The reply to `variation_prompt` that a model should give."""
+    return f"new: {_one_line(instruction)}"
+
+
+def parse_variation(text: str) -> str | None:
+    """The instruction in a reply, or None if it has none."""
+    first, *rest = text.strip().split("\n")
+    if rest or not first.startswith("new: ") or len(first) > _LONGEST:
+        return None
+    return _lines(first.removeprefix("new: ")).strip() or None

@@ -74,6 +74,34 @@ def tell(facts: Iterable[Fact], *, order: Sequence[str] = ()) -> list[str]:
     return [text for _, text in lines]
 
 
+def listings(sheet: WorldSheet) -> list[str]:
+    """Per relation the names of what stands in the open: not inside something that has a place of its own.
+
+    >>> desks = (("at", "desk 1", "loc 2"), ("at", "desk 2", "loc 1"))
+    >>> listings(WorldSheet(facts=(*desks, ("in", "mug 1", "desk 1"))))
+    ['at: desk 2, desk 1']
+    """
+    relations = [fact for fact in sheet.facts if len(fact) > 2]
+    placed = {fact[1] for fact in relations}
+    found: dict[str, set[str]] = {}
+    for predicate, name, place, *_ in relations:
+        if place not in placed:
+            found.setdefault(predicate, set()).add(name)
+    return [
+        f"{predicate}: {', '.join(sorted(names, key=_listing))}" for predicate, names in sorted(found.items())
+    ]
+
+
+def kinds(sheet: WorldSheet) -> list[str]:
+    """The kinds of things that stand somewhere: names less their numbers.
+
+    >>> kinds(WorldSheet(facts=(("in", "mug 2", "desk 1"), ("in", "mug 1", "desk 1"), ("closed", "safe 1"))))
+    ['desk', 'mug']
+    """
+    names = {name for fact in sheet.facts if len(fact) > 2 for name in fact[1:]}
+    return sorted({_listing(name)[0] for name in names})
+
+
 def _listing(name: str) -> tuple[str, int]:
     """Kinds in alphabetical order, the highest number first: as the household engine lists things."""
     kind, _, number = name.rpartition(" ")

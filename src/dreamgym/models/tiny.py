@@ -50,10 +50,10 @@ class Preset:
 
 PRESETS = {
     "nano": Preset(hidden=32, layers=3, heads=2, key_heads=1, wide=64, context=1024),
-    "tiny": Preset(hidden=128, layers=6, heads=4, key_heads=2, wide=320),
+    "tiny": Preset(hidden=128, layers=4, heads=4, key_heads=2, wide=320),
     "small": Preset(hidden=256, layers=6, heads=8, key_heads=2, wide=640),
 }
-"""About 30 thousand, 1.1 and 4.2 million parameters, plus one row of `hidden` per token of the vocabulary."""
+"""About 30 thousand, 0.7 and 4.2 million parameters, plus one row of `hidden` per token of the vocabulary."""
 
 
 def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
@@ -94,6 +94,12 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTo
         bos_token=BEGIN,
         clean_up_tokenization_spaces=False,
     )
+
+
+def number_tokens(tokenizer: Any) -> list[int]:
+    """The tokens of whole numbers with a space before them, as in "drawer 12"."""
+    known = tokenizer.get_vocab().items()
+    return sorted(token for piece, token in known if piece[:1] == "Ġ" and piece[1:].isdecimal())
 
 
 def _most_frequent(counts: Counter[str], size: int) -> list[str]:

@@ -31,6 +31,8 @@ class Student:
     precision: Literal["fp32", "bf16"]
     context: int | None
     """The most tokens that the model reads, where it says so."""
+    exchangeable: tuple[int, ...] = ()
+    """Tokens of numbers that only name things; see `Finetuning`."""
 
     @property
     def end(self) -> int:
@@ -58,12 +60,14 @@ def make_student(settings: ExperienceConfig, corpus: Sequence[Example], seed: in
         if settings.adapter == "lora":
             model = _with_lora(model, settings, seed)
         rate = _LORA if settings.adapter == "lora" else _PRETRAINED
+        numbers: list[int] = []
     elif settings.adapter == "none":
         from dreamgym.models import tiny
 
         texts = (example.prompt + example.reply for example in corpus)
         tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
         model, rate = tiny.make_model(settings.model, tokenizer, seed=seed).to(device), _FROM_SCRATCH
+        numbers = tiny.number_tokens(tokenizer) if settings.exchange_numbers else []
     else:
         raise ConfigError(
             f"experience.adapter={settings.adapter!r} adapts pretrained weights, which "
@@ -76,6 +80,7 @@ def make_student(settings: ExperienceConfig, corpus: Sequence[Example], seed: in
         learning_rate=settings.learning_rate or rate,
         precision=precision,
         context=getattr(model.config, "max_position_embeddings", None),
+        exchangeable=tuple(numbers),
     )
 
 

@@ -1,31 +1,38 @@
 """Puts the stages together that make an experience model: trajectories in, a run folder with a model out.
 
 A run folder holds `run.json` (what it was made with), `checkpoint.pt` while teaching, `curve.json`, and
-`model/` in the standard Hugging Face format. `load_experience_model` needs nothing else.
+`model/` in the standard Hugging Face format and, if demonstrations are shown, the replay buffer that they
+come from. `load_experience_model` and `own_memory` need nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config, ExperienceConfig, Part, validate
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.experience.dataset import Example, examples, held_out
+from dreamgym.experience.dataset import Example, examples, held_out, spared, variations
 from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
 from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply import PromptSettings
 from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.embed import make_embedder
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.student import make_student
 from dreamgym.training.teachers import explained
+from dreamgym.types import Trajectory
 
 Memory = tuple[Embedder, Retriever]
+OWN_BUFFER = "replay.sqlite"
+"""The replay buffer in a run's folder, where the run was taught with demonstrations of its own data."""
 LONGEST = 1024
 """Tokens of an example, unless the model reads fewer."""
 
@@ -55,14 +62,20 @@ async def teach(
 
     Args:
         actor: the agent's name among the facts, where the environment gives it one.
-        memory: where demonstrations come from; needed if the settings ask for any.
+        memory: where demonstrations come from, if the settings ask for any; a replay buffer of the very
+            trajectories is made in the folder if none is given.
     """
     settings = config.experience
-    if settings.demonstrations and memory is None:
-        raise ConfigError("experience.demonstrations needs a replay buffer to take them from")
-    training, validation = await _examples(config, data, teacher, actor, memory)
-    student = make_student(settings, [*training, *validation], config.seed)
     folder.mkdir(parents=True, exist_ok=True)
+    recorded = [found for path in data for found in read_trajectories(path)]
+    if settings.demonstrations and memory is None:
+        with own_memory(folder, config.replay.embedder) as own:
+            for trajectory in recorded:
+                await own[1].add(trajectory)
+            training, validation = await _examples(config, recorded, teacher, actor, own)
+    else:
+        training, validation = await _examples(config, recorded, teacher, actor, memory)
+    student = make_student(settings, [*training, *validation], config.seed)
     run = Finetuning(
         student.model,
         encoder(student.tokenizer),
@@ -80,6 +93,7 @@ async def teach(
             longest=min(LONGEST, student.context or LONGEST),
         ),
         folder=folder,
+        exchangeable=student.exchangeable,
     )
     about = {"experience": settings.model_dump(mode="json"), "actor": actor, "seed": config.seed}
     (folder / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -97,6 +111,14 @@ def run_settings(folder: Path) -> tuple[ExperienceConfig, str | None]:
         raise DataError(f"{folder}: expected the folder of an experience model, {error!r}") from None
 
 
+@contextmanager
+def own_memory(folder: Path, embedder: str = "lexical") -> Iterator[tuple[Embedder, ReplayBuffer]]:
+    """The replay buffer of a run's own trajectories, to teach with and to show demonstrations from later."""
+    made = make_embedder(embedder)
+    with ReplayBuffer.open(folder / OWN_BUFFER, embedder=made) as buffer:
+        yield made, buffer
+
+
 def load_experience_model(
     folder: Path,
     *,
@@ -108,7 +130,8 @@ def load_experience_model(
     """The experience model that a run has made, ready to predict.
 
     Args:
-        memory: where demonstrations come from; needed if it was taught with any.
+        memory: where demonstrations come from, needed if it was taught with any: `own_memory(folder)`, or
+            another replay buffer.
         refusals: the texts by which its environment says no.
         without: what it shall do without, though it was taught with it.
     """
@@ -145,10 +168,14 @@ def encoder(tokenizer: Any) -> Encoder:
 
 
 async def _examples(
-    config: Config, data: Sequence[Path], teacher: Teacher, actor: str | None, memory: Memory | None
+    config: Config,
+    recorded: Sequence[Trajectory],
+    teacher: Teacher,
+    actor: str | None,
+    memory: Memory | None,
 ) -> tuple[list[Example], list[Example]]:
     settings = prompt_settings(config.experience, actor)
-    recorded = explained([found for path in data for found in read_trajectories(path)], teacher)
+    recorded = explained(recorded, teacher)
     recorded = [
         found if found.sheet is not None else replace(found, sheet=hindsight_sheet(found))
         for found in recorded
@@ -157,7 +184,8 @@ async def _examples(
     parts: tuple[list[Example], list[Example]] = ([], [])
     async for example in examples(recorded, teacher, settings=settings, memory=memory):
         parts[example.trajectory_id in kept_back].append(example)
-    return parts
+    known = [found for found in recorded if found.id not in kept_back]
+    return [*spared(parts[0]), *variations(known, seed=config.seed)], parts[1]
 
 
 def _keep(model: Any, tokenizer: Any, folder: Path, progress: Progress) -> None:

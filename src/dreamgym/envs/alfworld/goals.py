@@ -6,11 +6,12 @@ from collections.abc import Mapping, Set
 
 from dreamgym.types import Task, WorldSheet
 
-_PROPERTY = {
+PROPERTY = {
     "pick_clean_then_place_in_recep": "isclean",
     "pick_heat_then_place_in_recep": "ishot",
     "pick_cool_then_place_in_recep": "iscool",
 }
+"""What must have been made of a thing before it is put down, by family of task."""
 _STATION = {
     "pick_clean_then_place_in_recep": ("cleanable", "sinkbasin"),
     "pick_heat_then_place_in_recep": ("heatable", "microwave"),
@@ -38,7 +39,7 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
             there.setdefault(fact[2], []).append(fact[1])
     if family == "pick_two_obj_and_place":
         return any(len(things) >= 2 for things in there.values())
-    needed = _PROPERTY.get(family)
+    needed = PROPERTY.get(family)
     facts = set(sheet.facts)
     return any(needed is None or (needed, thing) in facts for things in there.values() for thing in things)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dreamgym.envs.alfworld.goals import PROPERTY
 from dreamgym.types import Annotation, Change, Fact, Note, Task, Trajectory, Transition, WorldSheet
 
 AGENT = "agent1"
@@ -67,25 +68,25 @@ class HouseholdTeacher:
             raise ValueError(f"trajectory {trajectory.id!r} has no world sheet to explain it from")
         facts = set(trajectory.sheet.facts)
         notes = []
+        goal = _goal(trajectory.task)
         for transition in trajectory.transitions:
-            note = explain(_World(frozenset(facts)), transition)
+            note = explain(_World(frozenset(facts)), transition, goal)
             facts.difference_update(note.change.ended)
             facts.update(note.change.begun)
             notes.append(note)
-        target = dict(_goal(trajectory.task))
         return Annotation(
             plan=f"find what is needed, then {trajectory.task.instruction}",
             success_mode=f"the task ends when this holds: {trajectory.task.instruction}",
-            failure_mode=f"the {target.get('object_target', 'object')} is never brought where it belongs",
+            failure_mode=f"the {goal.get('object_target', 'object')} is never brought where it belongs",
             notes=tuple(notes),
         )
 
 
-def explain(world: _World, transition: Transition) -> Note:
+def explain(world: _World, transition: Transition, goal: Mapping[str, str]) -> Note:
     kind, words = _parse(transition.action)
     if transition.outcome.next_state.text == REFUSAL:
         return Note(reasoning=f"not possible: {_obstacle(world, kind, words)}.")
-    reasoning = _reason(world, kind, words)
+    reasoning = _reason(world, kind, words) + _goal_check(world, kind, words, goal)
     if transition.outcome.success:
         reasoning += " the task is done."
     elif kind in _MAY_FINISH:
@@ -156,6 +157,34 @@ def _reason(world: _World, kind: str, words: Mapping[str, str]) -> str:
     if kind == "inventory":
         return f"in hand: {world.held() or 'nothing'}."
     return "nothing changes."
+
+
+def _goal_check(world: _World, kind: str, words: Mapping[str, str], goal: Mapping[str, str]) -> str:
+    """What the task asks for and how this action stands to it, one small question after the other."""
+    wanted, place = goal.get("object_target", "").lower(), goal.get("parent_target", "").lower()
+    family = goal.get("task_type", "")
+    thing = words.get("o", "")
+    if kind == "move":
+        checks = [_is(_kind(thing) == wanted, "wanted"), _is(_kind(words["r"]) == place, "the place", "this")]
+        made = PROPERTY.get(family)
+        if made is not None:
+            checks.append(_is(world.has(made, thing), made.removeprefix("is"), "it"))
+        if family == "pick_two_obj_and_place":
+            others = [f for f in world.facts if f[0] == "inreceptacle" and f[2] == words["r"]]
+            checks.append(_is(any(_kind(f[1]) == wanted for f in others), "there", "another"))
+        return f" {', '.join(checks)}."
+    if kind == "use" and family == "look_at_obj_in_light":
+        held = world.held()
+        return f" in hand: {held or 'nothing'}, {_is(held is not None and _kind(held) == wanted, 'wanted')}."
+    return ""
+
+
+def _is(true: bool, what: str, subject: str = "it") -> str:
+    return f"{subject} is {what}" if true else f"{subject} is not {what}"
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(" ")[0]
 
 
 def _obstacle(world: _World, kind: str, words: Mapping[str, str]) -> str:
