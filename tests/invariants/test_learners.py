@@ -150,3 +150,33 @@ async def test_the_same_seed_gives_the_same_weights(algorithm: str) -> None:
     first, again, other = await run(0), await run(0), await run(1)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_recomputed_log_probs_make_weights_a_matter_of_tokens_alone(
+    algorithm: str, epochs: int
+) -> None:
+    groups = await recorded(WANDERING)
+    blurred = [_without_logprobs(group) for group in groups]
+    ends = []
+    for given in (groups, blurred):
+        model = student(seed=1)
+        settings = {"behaviour": "recomputed", "epochs": epochs}
+        learner(algorithm, model, Gradients(model).updating, WANDERING, **settings).update(given)
+        ends.append(weights(model))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def _without_logprobs(group: RolloutGroup) -> RolloutGroup:
+    members = []
+    for member in group.trajectories:
+        turns = [
+            replace(
+                turn, completion=replace(turn.completion, logprobs=(-9.0,) * len(turn.completion.token_ids))
+            )
+            for turn in member.transitions
+            if turn.completion is not None
+        ]
+        members.append(replace(member, transitions=tuple(turns)))
+    return replace(group, trajectories=tuple(members))

@@ -146,3 +146,27 @@ def test_a_state_of_other_settings_or_of_another_model_is_refused() -> None:
     ]
     with pytest.raises(ConfigError, match="of the same model"):
         GRPOLearner(student(), GRPOSettings()).load_state_dict(stored)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+async def test_adapters_learn_while_the_weights_below_them_stay(algorithm: str) -> None:
+    import peft
+
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+    settings: dict[str, Any] = {"learning_rate": 3e-3, "epochs": 2}
+    low_rank = peft.LoraConfig(r=4, target_modules=["w1", "w2", "w3"], init_lora_weights=True)
+    model = peft.get_peft_model(student(), low_rank)
+    learner: GRPOLearner | PPOLearner
+    if algorithm == "grpo":
+        learner = GRPOLearner(model, GRPOSettings(**settings))
+    else:
+        learner = PPOLearner(model, PPOSettings(**settings), after=after())
+    below = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    first = learner.update(groups)
+    assert first["updates"] == 2
+    assert first["moved"] > 0
+    stored = learner.state_dict()["model"]
+    assert all("lora" in name for name in stored)
+    for name, parameter in model.named_parameters():
+        if name in below:
+            assert torch.equal(parameter, below[name])

@@ -76,9 +76,12 @@ async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
     assert await success(model) == 1
 
 
-async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped() -> None:
+@pytest.mark.parametrize("matrix_learning_rate", [None, 0.02], ids=["adamw", "muon"])
+async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped(
+    matrix_learning_rate: float | None,
+) -> None:
     shown = await episodes(str)
-    settings = SFTSettings(steps=10, batch=3, learning_rate=1e-2)
+    settings = SFTSettings(steps=10, batch=3, learning_rate=1e-2, matrix_learning_rate=matrix_learning_rate)
     whole, stopped, resumed = student(), student(), student(4)
     never, before, later = (SFTLearner(model, shown, settings) for model in (whole, stopped, resumed))
     while not never.done:

@@ -35,8 +35,11 @@ class GRPOLearner(PolicyLearner):
         of_each = torch.cat([group_advantages(returns_of(group), scale_by_std=scale) for group in torn])
         counts = torch.tensor([len(slots) for slots in strips.slots_of_trajectory])
         behaviour = self._recorded(strips)
+        once = self.settings.epochs == 1 and (self.settings.minibatch or len(counts)) >= len(counts)
+        if behaviour is None and not once:
+            behaviour = self._logprobs(self._scorer, strips)
         return Lesson(
             strips=strips,
             advantages=of_each.repeat_interleave(counts).to(self._scorer.device),
-            behaviour=self._logprobs(self._scorer, strips) if behaviour is None else behaviour,
+            behaviour=behaviour,
         )

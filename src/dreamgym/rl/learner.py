@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,10 @@ class PolicySettings(UpdateSettings):
     """Weight of the KL term to the policy that the learner began with."""
     entropy: float = 0.0
     """Weight of the entropy bonus."""
+    behaviour: Literal["recorded", "recomputed"] = "recorded"
+    """What ratios compare with: log-probs as sampled, or as the weights give them before the update. They
+    differ in the last bits, which depend on what else was in a batch of the engine: recomputed, a run is
+    equal to the bit wherever its tokens are. Where actions were enforced, they are always recomputed."""
     lengths: LengthNormalisation = "token"
     typical_length: float = 100.0
     """Tokens of a trajectory, for ``lengths="constant"``."""
@@ -58,8 +62,8 @@ class Lesson:
     strips: Strips
     advantages: Tensor
     """`(tokens,)`"""
-    behaviour: Tensor
-    """`(tokens,)`: log-probs under the policy that sampled them."""
+    behaviour: Tensor | None
+    """`(tokens,)`: log-probs under the policy that sampled them; None for the present one."""
     reference: Tensor | None = None
     values: Tensor | None = None
     """`(turn slots,)`: as the value head saw them before the update."""
@@ -157,7 +161,10 @@ class PolicyLearner(ABC):
         self, lesson: Lesson, scores: Scores, weights: Tensor, share: float, sums: dict[str, float]
     ) -> Tensor:
         settings = self.settings
-        behaviour, advantages = lesson.behaviour[scores.slots], lesson.advantages[scores.slots]
+        advantages = lesson.advantages[scores.slots]
+        behaviour = scores.logprobs.detach()
+        if lesson.behaviour is not None:
+            behaviour = lesson.behaviour[scores.slots]
         bounds = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
         loss = objectives.clipped_policy_loss(scores.logprobs, behaviour, advantages, **bounds)
         sums["policy_loss"] += float((weights * loss.detach()).sum())
@@ -181,8 +188,9 @@ class PolicyLearner(ABC):
         return 0.0
 
     def _recorded(self, strips: Strips) -> Tensor | None:
-        """Log-probs of the sampled tokens as recorded; None where that was not the learner's distribution."""
-        if not strips.recorded or self.settings.temperature != 1:
+        """Log-probs of the sampled tokens as recorded; None where they are to be computed."""
+        settings = self.settings
+        if not strips.recorded or settings.temperature != 1 or settings.behaviour == "recomputed":
             return None
         return torch.tensor(strips.behaviour, device=self._scorer.device)
 

@@ -6,6 +6,7 @@ within `updating`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dreamgym.errors import ConfigError
+from dreamgym.muon import Muon
 from dreamgym.rl.scoring import Scorer, Scores
 from dreamgym.rl.strips import Strip, micro_batches
 
@@ -27,6 +29,8 @@ class UpdateSettings:
     """How gradients become weights."""
 
     learning_rate: float = 3e-4
+    matrix_learning_rate: float | None = None
+    """If given, weight matrices learn by Muon at this rate: for models from scratch, where 0.02 is usual."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
@@ -38,7 +42,7 @@ class UpdateSettings:
 
 
 class Updater:
-    """A model's trainable weights, and whatever else learns with them, under one AdamW."""
+    """A model's trainable weights, and whatever else learns with them, under AdamW (and Muon, by setting)."""
 
     def __init__(
         self,
@@ -62,12 +66,7 @@ class Updater:
             )
         self._beside = dict(beside.named_parameters()) if beside is not None else {}
         self._parameters = [*self._weights.values(), *self._beside.values()]
-        self._adam = torch.optim.AdamW(
-            self._parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
+        self._optimisers = self._make_optimisers()
         self.updates = 0
         """Weight changes so far."""
 
@@ -86,19 +85,37 @@ class Updater:
             loss_of(self.scorer(lot)).backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_clip))
         if norm < float("inf"):
-            for group in self._adam.param_groups:
-                group["lr"] = self._settings.learning_rate * rate
             with self._updating():
-                self._adam.step()
+                for optimiser, usual in self._optimisers:
+                    for group in optimiser.param_groups:
+                        group["lr"] = usual * rate
+                    optimiser.step()
             self.updates += 1
-        self._adam.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
         return norm
+
+    def _make_optimisers(self) -> list[tuple[torch.optim.Optimizer, float]]:
+        """Each with its learning rate."""
+        settings = self._settings
+        turned: list[Tensor] = []
+        if settings.matrix_learning_rate is not None:
+            turned = [p for name, p in self._weights.items() if p.ndim == 2 and "embed" not in name]
+        known = set(map(id, turned))
+        rest = [parameter for parameter in self._parameters if id(parameter) not in known]
+        made: list[tuple[torch.optim.Optimizer, float]] = []
+        if rest:
+            adam = torch.optim.AdamW(rest, betas=settings.betas, weight_decay=settings.weight_decay)
+            made.append((adam, settings.learning_rate))
+        if turned and settings.matrix_learning_rate is not None:
+            made.append((Muon(turned), settings.matrix_learning_rate))
+        return made
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "model": _copied(self._weights),
             "beside": _copied(self._beside),
-            "optimiser": self._adam.state_dict(),
+            "optimisers": [copy.deepcopy(optimiser.state_dict()) for optimiser, _ in self._optimisers],
             "updates": self.updates,
         }
 
@@ -106,7 +123,8 @@ class Updater:
         with self._updating():
             restore(self._weights, stored["model"])
             restore(self._beside, stored["beside"])
-        self._adam.load_state_dict(stored["optimiser"])
+        for (optimiser, _), state in zip(self._optimisers, stored["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
         self.updates = stored["updates"]
 
 
