@@ -5,7 +5,7 @@ Stages never import one another; they meet here. If it waits, it is async; if it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +17,7 @@ from dreamgym.types import (
     CompletionRequest,
     Decision,
     Demonstration,
+    JsonValue,
     Outcome,
     Prediction,
     RetrievalFilter,
@@ -173,6 +174,26 @@ class TaskGenerator(Protocol):
     """Writes variations of tasks (the paper's M_task)."""
 
     async def vary(self, tasks: Sequence[Task], *, count: int, seed: int) -> list[Task]: ...
+
+
+class TaskSource(Protocol):
+    """Says which tasks come next, and hears what came of them: a fixed list, or a curriculum.
+
+    What it answers depends on its settings and on what it has heard alone, so that a source restored from its
+    `state_dict` goes on as if it had never stopped.
+    """
+
+    async def sample(self, count: int) -> Sequence[Task]:
+        """Tasks of the next step; the same one may come twice."""
+        ...
+
+    async def record(self, groups: Sequence[RolloutGroup]) -> Mapping[str, JsonValue]:
+        """Hear what came of them; returns what is worth a line in the metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, JsonValue]: ...
+
+    def load_state_dict(self, stored: Mapping[str, JsonValue]) -> None: ...
 
 
 class Learner(Protocol):
