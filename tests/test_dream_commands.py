@@ -217,7 +217,10 @@ def test_each_part_can_be_left_out_of_a_measurement_whose_files_say_so(
     run: Path, data: Path, buffer: Path
 ) -> None:
     whole = measured(run, "--data", data, "--buffer", buffer, "--seed", 3)
-    assert whole["asked"] == {"reward": "model", "without": [], "seed": 3, "data": [str(data)]}
+    assert whole["asked"] == {
+        **{"reward": "model", "without": [], "seed": 3, "data": [str(data)]},
+        **{"held_out": False, "tasks": 2, "teacher": "alfworld-rules"},
+    }
     less = measured(run, "--data", data, "--no-demonstrations", "--no-reasoning", "--seed", 3)
     assert less["steps"] != whole["steps"]
     name = "no-reasoning-no-demonstrations"

@@ -67,6 +67,9 @@ class ExperienceConfig(Section):
     """How the experience model is asked and taught."""
 
     model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
+    family: Literal["lfm2", "llama"] = Field(
+        "lfm2", description="architecture of a model from scratch: convolutions and attention, or attention"
+    )
     vocabulary: int = Field(1024, ge=300, description="tokens of a model from scratch")
     adapter: Literal["none", "lora"] = Field(
         "none", description="what learns of pretrained weights: all, or LoRA"

@@ -13,11 +13,15 @@ import pytest
 from dreaming import confident, recited
 
 from dreamgym.envs.alfworld.teacher import HouseholdTeacher
+from dreamgym.experience.hindsight import hindsight_sheet, with_sheet
+from dreamgym.experience.plain import PlainTeacher
 from dreamgym.protocols import ExperienceModel
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.fidelity_steps import StepFidelity, measure_steps
-from dreamgym.types import Prediction, State, Task, Trajectory, Transition, WorldSheet
+from dreamgym.training.fidelity import markdown_table, measure_fidelity
+from dreamgym.training.fidelity_rollouts import ActionList
+from dreamgym.training.fidelity_steps import StepFidelity, measure_steps, step_questions
+from dreamgym.types import Annotation, Note, Prediction, State, Task, Trajectory, Transition, WorldSheet
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +153,34 @@ async def test_many_are_in_flight_but_no_more_than_allowed_and_the_result_is_the
     assert many == await measure_steps(model, HouseholdTeacher(), recorded, in_flight=1)
 
 
-async def test_trajectories_without_a_sheet_are_asked_without_one(recorded: list[Trajectory]) -> None:
-    bare = [replace(recorded[0], sheet=None)]
-    found = await measured(await recited(recorded), bare)
-    assert found.predictions == len(recorded[0])
-    assert found.next_state_exact.value == 0.0  # what was learnt by heart was learnt with the sheet
+async def test_what_holds_no_sheet_is_measured_on_the_one_it_would_be_taught_with(
+    recorded: list[Trajectory],
+) -> None:
+    bare = replace(recorded[0], sheet=None)
+    told = hindsight_sheet(bare)
+    assert told.facts
+    assert told != recorded[0].sheet
+    first, *later = await step_questions(PlainTeacher(), [bare])
+    assert first.sheet == with_sheet(bare).sheet == ActionList.of(bare).sheet == told
+    assert any(question.sheet != told for question in later)  # the teacher's notes keep it current
+    assert with_sheet(recorded[0]) is recorded[0]
+
+
+async def test_where_no_sheet_names_anything_there_is_no_f1_of_objects(recorded: list[Trajectory]) -> None:
+    """Two texts that mention none of no names would agree for nothing."""
+    nameless = [replace(recorded[0], sheet=WorldSheet(facts=()))]
+
+    class Silent:
+        name = "silent"
+
+        async def annotate(self, trajectory: Trajectory) -> Annotation:
+            notes = (Note(reasoning="it is so."),) * len(trajectory)
+            return Annotation(plan="p", success_mode="s", failure_mode="f", notes=notes)
+
+    found = await measure_fidelity(await recited(recorded), Silent(), nameless)
+    assert found.steps.predictions == len(nameless[0])
+    assert (found.steps.object_f1.value, found.steps.object_f1.count) == (None, 0)
+    assert set(found.to_dict()["left_out"]) == {"object_f1", "dream_to_real"}
+    table = markdown_table(found)
+    assert "| objects, set-F1 | left out: no world sheet names anything | 0 |" in table
+    assert "| dream → real (WM2Real) | left out: the real environment was not at hand | 0 |" in table

@@ -19,7 +19,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from dreamgym.config import Config, ExperienceConfig
+from dreamgym.config import Config, ExperienceConfig, load_config
 from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
 from dreamgym.errors import ConfigError
 from dreamgym.experience.dataset import Example
@@ -226,6 +226,17 @@ async def test_a_run_from_pretrained_weights_leaves_a_folder_that_needs_no_adapt
     loaded = LocalLanguageModel.load(tmp_path / "run" / "model")
     assert type(loaded.model).__name__ == "LlamaForCausalLM"
     await loaded.aclose()
+
+
+def test_the_architecture_of_a_model_from_scratch_is_one_switch() -> None:
+    def made(**settings: Any) -> str:
+        student = make_student(ExperienceConfig(model="nano", **settings), EXAMPLES, seed=0)
+        return type(student.model).__name__
+
+    assert made() == "Lfm2ForCausalLM"
+    assert made(family="llama") == "LlamaForCausalLM"
+    with pytest.raises(ConfigError, match=r"experience\.family"):
+        load_config(overrides=["experience.family=rnn"])
 
 
 def test_defaults_follow_the_model(folders: dict[str, Path]) -> None:

@@ -12,9 +12,10 @@ import pytest
 from dreamgym.config import Config, ExperienceConfig
 from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
+from dreamgym.experience.plain import PlainTeacher
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
-from dreamgym.training.teach import load_experience_model, own_memory, teach
+from dreamgym.training.teach import TaughtRun, load_experience_model, own_memory, teach
 from dreamgym.types import Prediction
 
 
@@ -47,6 +48,35 @@ async def test_a_run_folder_holds_all_that_playing_needs(data: Path, tmp_path: P
                 trajectory.task, trajectory.sheet, [], first.state, first.action
             )
             assert isinstance(predicted, Prediction)
+
+
+async def test_what_a_run_was_begun_with_is_kept_and_something_else_is_refused(
+    data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    async def taught(**changes: object) -> None:
+        await teach(small(steps=2, precision="fp32", **changes), [data], HouseholdTeacher(), run, actor=AGENT)
+
+    await taught()
+    kept = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    told = json.loads(kept["run.json"])
+    assert (told["environment"], told["teacher"]) == ("alfworld", "alfworld-rules")
+    with pytest.raises(ConfigError, match=r"was begun with experience\.history=1, now 0 is asked"):
+        await taught(history=0)
+    with pytest.raises(ConfigError, match="was begun with teacher='alfworld-rules', now 'plain'"):
+        await teach(small(steps=2, precision="fp32"), [data], PlainTeacher(), run, actor=AGENT)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == kept
+    with pytest.raises(ConfigError, match="was made with precision='fp32'"):  # by the checkpoint itself
+        await teach(small(steps=2, precision="bf16"), [data], HouseholdTeacher(), run, actor=AGENT)
+    assert (run / "run.json").read_bytes() == kept["run.json"]
+    await taught(attempts=5)  # alters nothing that was learnt
+    assert TaughtRun.read(run).experience.attempts == 5
+
+
+def test_a_run_from_before_teachers_were_written_down_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"experience": {}, "actor": null, "seed": 0}', encoding="utf-8")
+    assert TaughtRun.read(tmp_path).teacher is None
 
 
 async def test_without_a_buffer_of_yours_demonstrations_come_from_the_very_trajectories(

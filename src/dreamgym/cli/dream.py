@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ import typer
 
 from dreamgym.cli import screen
 from dreamgym.config import Config, Part, nearest_name
-from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment
 from dreamgym.errors import ConfigError, MissingExtraError
-from dreamgym.experience.hindsight import hindsight_sheet
+from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.reward import SheetCheck
 from dreamgym.protocols import EnvironmentFactory, RevealingEnvironment
 from dreamgym.replay.buffer import ReplayBuffer
@@ -63,24 +63,41 @@ def need_models() -> None:
             raise MissingExtraError("an experience model of your own", "models")
 
 
+def environment_of(run: Path, env: str | None, overrides: Sequence[str] | None) -> str | None:
+    """What the flag for the environment shall say: what was asked for, else what the run was taught."""
+    from dreamgym.training.teach import TaughtRun
+
+    if env is not None or any(each.partition("=")[0] == "environment.name" for each in overrides or ()):
+        return env
+    return TaughtRun.read(run).environment
+
+
+def known_environment(name: str) -> EnvironmentSpec | None:
+    """None where only somebody's trajectories know the environment."""
+    return find_environment(name) if name in environment_names() else None
+
+
 @contextmanager
 def open_experience_model(
     run: Path,
-    spec: EnvironmentSpec,
+    spec: EnvironmentSpec | None,
     config: Config,
     *,
     reward: str,
     buffer: str | None,
     without: Collection[Part] = (),
 ) -> Iterator[ReasoningExperienceModel]:
-    """The experience model of a run, until the end of the block."""
-    from dreamgym.training.teach import OWN_BUFFER, load_experience_model, run_settings
+    """The experience model of a run, until the end of the block; `spec` as `known_environment` has it."""
+    from dreamgym.training.student import hush
+    from dreamgym.training.teach import OWN_BUFFER, TaughtRun, load_experience_model
 
-    if reward not in ("model", "sheet") or (reward == "sheet" and spec.goal_met is None):
+    hush()
+    goal_met = spec.goal_met if spec is not None else None
+    if reward not in ("model", "sheet") or (reward == "sheet" and goal_met is None):
         raise ConfigError(
             f"expected --reward model, or sheet where the environment can check one, got {reward!r}"
         )
-    taught, _ = run_settings(run)
+    taught = TaughtRun.read(run).experience
     for part in without:
         if taught.without([part]) == taught:
             screen.err.print(f"{run} was taught without {part}: leaving it out changes nothing", markup=False)
@@ -104,9 +121,9 @@ def open_experience_model(
             )
         yield load_experience_model(
             run,
-            rewarder=SheetCheck(spec.goal_met) if reward == "sheet" and spec.goal_met else None,
+            rewarder=SheetCheck(goal_met) if reward == "sheet" and goal_met else None,
             memory=memory,
-            refusals=spec.refusals,
+            refusals=spec.refusals if spec is not None else (),
             without=without,
         )
 
@@ -144,11 +161,10 @@ def recorded(
     """
     found: dict[str, Beginning] = {}
     for each in trajectories:
-        if each.task.environment == environment and split in (None, each.task.split):
-            found.setdefault(
-                each.task.id,
-                Beginning(task=each.task, sheet=each.sheet or hindsight_sheet(each), first=each.start),
-            )
+        asked_for = each.task.environment == environment and split in (None, each.task.split)
+        if asked_for and each.task.id not in found:
+            sheet = with_sheet(each).sheet or WorldSheet(facts=())
+            found[each.task.id] = Beginning(task=each.task, sheet=sheet, first=each.start)
     where = f"environment {environment!r}" + (f", split {split!r}" if split else "")
     if not found:
         raise ConfigError(f"the trajectories hold no task of {where}")

@@ -22,16 +22,19 @@ from dreamgym.cli.dream import (
     NoReasoning,
     NoSheet,
     Reward,
+    environment_of,
+    known_environment,
     left_out,
     need_models,
     open_experience_model,
 )
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
-from dreamgym.config import WITHOUT, CollectConfig, Config
-from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
-from dreamgym.errors import ConfigError
+from dreamgym.config import WITHOUT, CollectConfig, Config, nearest_name
+from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
+from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.experience.annotate import AnnotateReport
-from dreamgym.protocols import ExperienceModel, Teacher
+from dreamgym.experience.dataset import held_out
+from dreamgym.protocols import EnvironmentFactory, ExperienceModel, Teacher
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.embed import make_embedder
@@ -43,7 +46,7 @@ from dreamgym.training.fidelity import (
     markdown_table,
     measure_fidelity,
 )
-from dreamgym.training.teachers import PLAIN, choose_teacher, explained
+from dreamgym.training.teachers import PLAIN, choose_teacher, explained, same_teacher
 from dreamgym.types import Trajectory
 
 app = typer.Typer(
@@ -135,10 +138,22 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Real trajectories of tasks it never learnt from; recorded now if none are given."),
     ] = None,
+    only_held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out", help="Of --data, only the tasks that teaching held out (experience.validation)."
+        ),
+    ] = False,
     episodes: Annotated[int, typer.Option(help="How many episodes to measure on.", min=1)] = 60,
     split: Annotated[str, typer.Option(help="Which tasks to record, if none are given.")] = "valid_unseen",
     reward: Reward = "model",
-    env: Annotated[str | None, typer.Option(help="Environment that it plays.")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Environment that it plays; by default the one it was taught.")
+    ] = None,
+    annotations: Annotated[
+        Path | None,
+        typer.Option(help="Folder of its teacher's explanations. By default RUN/annotations."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Chooses the episodes, and what the near misses leave out.")
     ] = None,
@@ -156,6 +171,7 @@ def evaluate(
     Leaves fidelity.json, fidelity.md and drift.svg in the run's folder. What each number means stands in
     docs/guides/fidelity.md. With --no-PART the taught model is asked without that part, and the files are
     named so: fidelity-no-history.json. The experience.* settings are those that the run was taught with.
+    Where the environment is not installed, trajectories tell all but dream → real, which is left out then.
 
     Examples:
 
@@ -164,26 +180,38 @@ def evaluate(
       dreamgym experience eval runs/experience --data trajectories --reward sheet --json
 
       dreamgym experience eval runs/experience --no-sheet
+
+      dreamgym experience eval runs/shop --data shop --held-out
     """
     need_models()
-    resolved = resolve(config, overrides, {"environment.name": env, "seed": seed})
-    spec = find_environment(resolved.environment.name)
+    flags = {"environment.name": environment_of(run, env, overrides), "seed": seed}
+    resolved = resolve(config, overrides, flags)
+    spec = known_environment(resolved.environment.name)
     without = left_out(
         history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
     )
     with open_experience_model(
         run, spec, resolved, reward=reward, buffer=buffer, without=without
     ) as experience_model:
+        if not data and (spec is None or only_held_out):
+            raise ConfigError(_unrecorded(resolved.environment.name))
         sources = [dataset_path(path) for path in data or ()] or [_record(run, resolved, episodes, split)]
         found = [trajectory for source in sources for trajectory in read_trajectories(source)]
+        _origin(resolved.environment.name, found)
+        if only_held_out:
+            found = _held_out(run, found)
         if len(found) > episodes:
             found = Random(resolved.seed).sample(found, episodes)
-        fidelity = asyncio.run(_evaluate(experience_model, spec, found, resolved))
+        teacher = _sheet_keeper(run, spec, annotations)
+        fidelity = asyncio.run(_evaluate(experience_model, teacher, found, resolved))
     asked = {
         "reward": reward,
         "without": list(without),
         "seed": resolved.seed,
         "data": list(map(str, sources)),
+        "held_out": only_held_out,
+        "tasks": len({trajectory.task.id for trajectory in found}),
+        "teacher": teacher.name,
     }
     result, table = keep_fidelity(fidelity, run, asked)
     if as_json:
@@ -200,15 +228,62 @@ def _record(run: Path, config: Config, episodes: int, split: str) -> Path:
     return out
 
 
+def _unrecorded(name: str) -> str:
+    if name in environment_names():
+        return "--held-out chooses among trajectories that you give (--data)"
+    told = f"environment {name!r} is not installed here{nearest_name(name, environment_names())}"
+    return f"{told}; or give real trajectories of it (--data)"
+
+
+def _held_out(run: Path, found: Sequence[Trajectory]) -> list[Trajectory]:
+    """Those of the tasks that teaching held out, by the run's own settings."""
+    from dreamgym.training.teach import TaughtRun
+
+    share = TaughtRun.read(run).experience.validation
+    tasks = {trajectory.task.id for trajectory in found}
+    kept = {task for task in tasks if held_out(task, share)}
+    if not kept:
+        raise ConfigError(
+            f"{run} was taught with experience.validation={share:g}, which holds out none of these "
+            f"{len(tasks)} tasks; give trajectories of other tasks, or teach again with a larger share"
+        )
+    screen.err.print(f"{len(kept)} of {len(tasks)} tasks were held out from teaching: measured on those only")
+    return [trajectory for trajectory in found if trajectory.task.id in kept]
+
+
+def _sheet_keeper(run: Path, spec: EnvironmentSpec | None, annotations: Path | None) -> Teacher:
+    from dreamgym.training.teach import TaughtRun
+
+    taught_by = TaughtRun.read(run).teacher
+    folder = annotations or run / "annotations"
+    teacher = same_teacher(taught_by, spec, folder)
+    if taught_by not in (None, teacher.name):
+        screen.err.print(
+            f"{run} was taught by {taught_by!r}, of whom {folder} holds nothing: world sheets are kept true "
+            "by what can be seen; name the folder of its explanations (--annotations) for the same as then",
+            markup=False,
+            soft_wrap=True,
+        )
+    return teacher
+
+
+def _reality(config: Config) -> EnvironmentFactory | None:
+    """The real environment; None, with the reason told, where it cannot be had."""
+    name = config.environment.name
+    told = f"environment {name!r} is not installed here"
+    if name in environment_names():
+        try:
+            return open_environment(name, config.environment.options)
+        except MissingExtraError as error:
+            told = str(error)
+    screen.err.print(f"{told}: dream → real is left out", markup=False, soft_wrap=True)
+    return None
+
+
 async def _evaluate(
-    experience_model: ExperienceModel,
-    spec: EnvironmentSpec,
-    trajectories: Sequence[Trajectory],
-    config: Config,
+    experience_model: ExperienceModel, teacher: Teacher, trajectories: Sequence[Trajectory], config: Config
 ) -> Fidelity:
-    if spec.teacher is None:
-        raise ConfigError(f"environment {spec.name!r} has no teacher of its own to keep a world sheet true")
-    factory = open_environment(config.environment.name, config.environment.options)
+    factory = _reality(config)
     try:
         with screen.progress() as bar:
             jobs: dict[str, TaskID] = {}
@@ -220,14 +295,15 @@ async def _evaluate(
 
             return await measure_fidelity(
                 experience_model,
-                spec.teacher(),
+                teacher,
                 trajectories,
                 factory=factory,
                 settings=FidelitySettings(seed=config.seed),
                 on_stage=tell,
             )
     finally:
-        await factory.aclose()
+        if factory is not None:
+            await factory.aclose()
 
 
 def keep_fidelity(fidelity: Fidelity, run: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], Path]:
@@ -258,7 +334,7 @@ def _origin(name: str, recorded: Sequence[Trajectory]) -> EnvironmentSpec | None
             f"got {', '.join(map(repr, found)) or 'none'}; "
             "name theirs (--env), one experience model for each"
         )
-    return find_environment(name) if name in environment_names() else None
+    return known_environment(name)
 
 
 async def _explained(

@@ -25,6 +25,8 @@ from dreamgym.cli.dream import (
     Beginning,
     Buffer,
     Reward,
+    environment_of,
+    known_environment,
     need_models,
     open_experience_model,
     recorded,
@@ -32,7 +34,7 @@ from dreamgym.cli.dream import (
 )
 from dreamgym.cli.options import ConfigFile, Overrides, resolve
 from dreamgym.config import Config, nearest_name, validate
-from dreamgym.envs.registry import EnvironmentSpec, find_environment, open_environment
+from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.experience.sheet import difference, tell
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, RevealingEnvironment
@@ -87,7 +89,12 @@ def play_command(
       dreamgym play --env alfworld --dream runs/experience --split valid_unseen
 
       dreamgym play --env alfworld --dream runs/experience --trajectories builtin:alfworld --task 7
+
+      dreamgym play --dream runs/shop --trajectories shop
     """
+    if dream is not None:
+        need_models()
+        env = environment_of(dream, env, overrides)
     resolved = resolve(
         config, overrides, {"environment.name": env, "environment.options.data": data, "seed": seed}
     )
@@ -96,9 +103,14 @@ def play_command(
             raise ConfigError("--trajectories, --reward and --buffer belong to --dream RUN")
         _play_real(resolved, split, task)
         return
-    need_models()
-    spec = find_environment(resolved.environment.name)
+    name = resolved.environment.name
+    spec = known_environment(name)
     sources = [dataset_path(path) for path in trajectories or ()]
+    if spec is None and not sources:
+        raise ConfigError(
+            f"environment {name!r} is not installed here{nearest_name(name, environment_names())}; "
+            "or name the trajectories that know its tasks (--trajectories)"
+        )
     with open_experience_model(dream, spec, resolved, reward=reward, buffer=buffer) as model:
         _play_dream(resolved, spec, model, split, task, sources)
 
@@ -115,18 +127,20 @@ def _play_real(config: Config, split: str | None, wanted: str) -> None:
 
 def _play_dream(
     config: Config,
-    spec: EnvironmentSpec,
+    spec: EnvironmentSpec | None,
     model: ExperienceModel,
     split: str | None,
     wanted: str,
     sources: Sequence[Path],
 ) -> None:
-    options = validate(spec.options, config.environment.options, prefix="environment.options.")
+    name, options = config.environment.name, None
+    if spec is not None:
+        options = validate(spec.options, config.environment.options, prefix="environment.options.")
 
     async def beginning() -> Beginning:
-        if sources:
+        if spec is None or sources:
             known = (each for source in sources for each in read_trajectories(source))
-            return recorded(known, spec.name, split=split, wanted=wanted)
+            return recorded(known, name, split=split, wanted=wanted)
         factory = spec.open(options)
         try:
             task = await find_task(factory, split or factory.splits[0], wanted, seed=config.seed)

@@ -132,7 +132,7 @@ class Finetuning:
 
     def run(self, on_progress: OnProgress | None = None) -> Progress:
         """Teach until the last step, or until agreement stops rising; from a checkpoint if there is one."""
-        self._resume()
+        self.resume()
         settings, progress = self._settings, self.progress
         self._model.train()
         while progress.step < settings.steps and not self._finished():
@@ -271,9 +271,14 @@ class Finetuning:
         except OSError as error:
             raise StoreError(f"{path}: cannot write the checkpoint: {error}") from None
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Take up the checkpoint, if there is one.
+
+        Raises:
+            ConfigError: it was made with other settings or from another model.
+        """
         path = self._folder / _CHECKPOINT
-        if not path.exists():
+        if not path.exists() or self.progress.step:
             return
         stored = torch.load(path, weights_only=True, map_location=self._device)
         theirs, mine = asdict(FinetuneSettings()) | stored["settings"], asdict(self._settings)

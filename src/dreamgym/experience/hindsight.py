@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from dreamgym.types import Change, Fact, State, Trajectory, WorldSheet
@@ -90,6 +90,16 @@ def hindsight_sheet(trajectory: Trajectory, reader: Reader | None = None) -> Wor
         altered.update(change.ended, change.begun)
         unless_altered(reader.facts(state))
     return WorldSheet(facts=tuple(sorted(first)))
+
+
+def with_sheet(trajectory: Trajectory) -> Trajectory:
+    """As it is where it holds a world sheet, else with one in hindsight.
+
+    Teaching, measuring and playing all begin from this one.
+    """
+    if trajectory.sheet is not None:
+        return trajectory
+    return replace(trajectory, sheet=hindsight_sheet(trajectory))
 
 
 def _read(wordings: Wordings, state: State) -> Iterator[Fact]:

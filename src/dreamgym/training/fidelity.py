@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, TypeAlias
 
@@ -68,6 +68,8 @@ class Fidelity:
     replay_spread: ReplaySpread
     theorem: Theorem1 | None
     """None where nothing was answered."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """What could not be measured, by the name of its field, and why."""
     judged: Judged | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +125,17 @@ async def measure_fidelity(
         dream_to_real=back,
         replay_spread=replay_spread(repeated, repeats=settings.repeats),
         theorem=_theorem(steps, settings.gamma),
+        left_out=_left_out(steps, factory),
     )
+
+
+def _left_out(steps: StepFidelity, factory: EnvironmentFactory | None) -> dict[str, str]:
+    found = {}
+    if steps.predictions and not steps.object_f1.count:
+        found["object_f1"] = "no world sheet names anything"
+    if factory is None:
+        found["dream_to_real"] = "the real environment was not at hand"
+    return found
 
 
 def _theorem(steps: StepFidelity, gamma: float) -> Theorem1 | None:
@@ -144,7 +156,10 @@ def _rows(fidelity: Fidelity) -> Iterator[tuple[str, str, str]]:
         return (what, str(estimate), str(estimate.count))
 
     yield row("next state exact", steps.next_state_exact)
-    yield row("objects, set-F1", steps.object_f1)
+    if "object_f1" in fidelity.left_out:
+        yield ("objects, set-F1", f"left out: {fidelity.left_out['object_f1']}", "0")
+    else:
+        yield row("objects, set-F1", steps.object_f1)
     for name, found in (("terminated", steps.terminated), ("success", steps.success)):
         yield row(f"{name}: agreement", found.agreement)
         yield row(f"{name}: precision", found.precision)
@@ -158,6 +173,8 @@ def _rows(fidelity: Fidelity) -> Iterator[tuple[str, str, str]]:
     yield row("real → dream", fidelity.real_to_dream.share)
     if fidelity.dream_to_real is not None:
         yield row("dream → real (WM2Real)", fidelity.dream_to_real.share)
+    elif "dream_to_real" in fidelity.left_out:
+        yield ("dream → real (WM2Real)", f"left out: {fidelity.left_out['dream_to_real']}", "0")
     spread = fidelity.replay_spread
     yield ("replay spread", _number(spread.mean_deviation), str(spread.all_equal.count))
     yield row("replays alike in every state", spread.all_equal)

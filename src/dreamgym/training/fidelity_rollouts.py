@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.hindsight import with_sheet
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel
 from dreamgym.synthetic import SyntheticEnvironment
 from dreamgym.training.estimates import Estimate, share_of_episodes
@@ -38,7 +39,7 @@ class ActionList:
         return cls(
             task=trajectory.task,
             actions=tuple(transition.action for transition in trajectory.transitions),
-            sheet=trajectory.sheet or _UNTOLD,
+            sheet=with_sheet(trajectory).sheet or _UNTOLD,
             seed=trajectory.seed,
         )
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.sheet import apply
 from dreamgym.protocols import ExperienceModel, Teacher
 from dreamgym.training.estimates import Estimate, auroc, calibration_error, mean_of_steps, share_of_steps
@@ -49,7 +50,8 @@ class StepRecord:
     real: Outcome
     predicted: Outcome | None
     failure: FailureKind | None = None
-    object_f1: float = 0.0
+    object_f1: float | None = 0.0
+    """None where no sheet of the episode names anything."""
     hallucinated: tuple[str, ...] = ()
 
     @property
@@ -86,6 +88,7 @@ class StepFidelity:
     predictions: int
     next_state_exact: Estimate
     object_f1: Estimate
+    """Over the episodes whose sheets name anything."""
     terminated: Agreement
     success: Agreement
     hallucinated_objects: Estimate
@@ -123,9 +126,9 @@ async def measure_steps(
 
 
 async def step_questions(teacher: Teacher, trajectories: Iterable[Trajectory]) -> list[StepQuestion]:
-    """Every transition with the sheet as it truly was; trajectories without a sheet are asked without one."""
+    """Every transition with the sheet as it truly was, in hindsight where nobody told it."""
     questions: list[StepQuestion] = []
-    for trajectory in trajectories:
+    for trajectory in map(with_sheet, trajectories):
         sheet = trajectory.sheet or WorldSheet(facts=())
         changes = await _changes(teacher, trajectory)
         facts = [*sheet.facts, *(fact for change in changes for fact in change.begun)]
@@ -177,7 +180,9 @@ def step_fidelity(records: Sequence[StepRecord], *, seconds: float) -> StepFidel
         trajectories=len({each.trajectory_id for each in records}),
         predictions=len(records),
         next_state_exact=share_of_steps((each.trajectory_id, each.exact) for each in records),
-        object_f1=mean_of_steps((each.trajectory_id, each.object_f1) for each in records),
+        object_f1=mean_of_steps(
+            (each.trajectory_id, each.object_f1) for each in records if each.object_f1 is not None
+        ),
         terminated=_agreement(records, "terminated"),
         success=_agreement(records, "success"),
         hallucinated_objects=mean_of_steps(
@@ -219,10 +224,11 @@ def set_f1(found: frozenset[str], wanted: frozenset[str]) -> float:
 
 def _record(question: StepQuestion, predicted: Outcome | None, failure: FailureKind | None) -> StepRecord:
     step = question.transition
-    f1, invented = 0.0, set[str]()
+    f1, invented = 0.0 if question.names else None, set[str]()
     if predicted is not None:
         told, real = predicted.next_state.text, step.outcome.next_state.text
-        f1 = set_f1(mentioned(told, question.names), mentioned(real, question.names))
+        if question.names:
+            f1 = set_f1(mentioned(told, question.names), mentioned(real, question.names))
         # What the environment itself says is no invention, whatever the sheet leaves out.
         known = {name.lower() for name in question.names} | _name_like(real) | _name_like(step.state.text)
         invented = _name_like(told) - known
@@ -239,8 +245,6 @@ def _record(question: StepQuestion, predicted: Outcome | None, failure: FailureK
 
 
 async def _changes(teacher: Teacher, trajectory: Trajectory) -> list[Change]:
-    if trajectory.sheet is None:
-        return [Change()] * len(trajectory)
     notes = (await teacher.annotate(trajectory)).notes
     if len(notes) != len(trajectory):
         raise ValueError(

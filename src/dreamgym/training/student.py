@@ -66,7 +66,8 @@ def make_student(settings: ExperienceConfig, corpus: Sequence[Example], seed: in
 
         texts = (example.prompt + example.reply for example in corpus)
         tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
-        model, rate = tiny.make_model(settings.model, tokenizer, seed=seed).to(device), _FROM_SCRATCH
+        model = tiny.make_model(settings.model, tokenizer, family=settings.family, seed=seed).to(device)
+        rate = _FROM_SCRATCH
         numbers = tiny.number_tokens(tokenizer) if settings.exchange_numbers else []
     else:
         raise ConfigError(

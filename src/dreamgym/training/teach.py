@@ -11,15 +11,14 @@ import json
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from dreamgym.config import Config, ExperienceConfig, Part, validate
+from dreamgym.config import Config, ExperienceConfig, Part, Section, validate
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.experience.dataset import Example, examples, held_out, spared, variations
 from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
-from dreamgym.experience.hindsight import hindsight_sheet
+from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply import PromptSettings
 from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
@@ -33,6 +32,8 @@ from dreamgym.types import Trajectory
 Memory = tuple[Embedder, Retriever]
 OWN_BUFFER = "replay.sqlite"
 """The replay buffer in a run's folder, where the run was taught with demonstrations of its own data."""
+_ANY_TIME = frozenset(f"experience.{name}" for name in ("attempts", "refusal_ends", "device", "precision"))
+"""Settings that may change while a run goes on: they alter no example."""
 LONGEST = 1024
 """Tokens of an example, unless the model reads fewer."""
 
@@ -66,6 +67,14 @@ async def teach(
             trajectories is made in the folder if none is given.
     """
     settings = config.experience
+    made_with = TaughtRun(
+        experience=settings,
+        actor=actor,
+        seed=config.seed,
+        environment=config.environment.name,
+        teacher=teacher.name,
+    )
+    made_with.check_goes_on(folder)
     folder.mkdir(parents=True, exist_ok=True)
     recorded = [found for path in data for found in read_trajectories(path)]
     if settings.demonstrations and memory is None:
@@ -95,20 +104,55 @@ async def teach(
         folder=folder,
         exchangeable=student.exchangeable,
     )
-    about = {"experience": settings.model_dump(mode="json"), "actor": actor, "seed": config.seed}
-    (folder / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    run.resume()  # first: a run that is refused stays as it was
+    made_with.write(folder)
     progress = run.run(on_progress)
     _keep(student.finished(), student.tokenizer, folder, progress)
     return progress
 
 
-def run_settings(folder: Path) -> tuple[ExperienceConfig, str | None]:
-    """What a run was made with, and the agent's name among its facts."""
-    try:
-        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return validate(ExperienceConfig, about["experience"], prefix="experience."), about["actor"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}: expected the folder of an experience model, {error!r}") from None
+class TaughtRun(Section):
+    """What a run was made with: its `run.json`."""
+
+    experience: ExperienceConfig
+    actor: str | None
+    """The agent's name among the facts, where it has one."""
+    seed: int
+    environment: str | None = None
+    teacher: str | None = None
+    """The name of who explained its trajectories; None, as the environment's, where nobody wrote it down."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        try:
+            about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            return validate(cls, about)
+        except (OSError, ValueError, RecursionError, ConfigError) as error:
+            raise DataError(f"{folder}: expected the folder of an experience model, {error!r}") from None
+
+    def write(self, folder: Path) -> None:
+        """Whole or not at all: a run that was killed meanwhile could not go on without it."""
+        fresh = folder / "run.json.new"
+        fresh.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        fresh.replace(folder / "run.json")
+
+    def check_goes_on(self, folder: Path) -> None:
+        """
+        Raises:
+            ConfigError: teaching was begun in this folder with something else.
+        """
+        if not (folder / "checkpoint.pt").exists():
+            return
+        begun, asked = TaughtRun.read(folder).model_dump(), self.model_dump()
+        for part in (begun, asked):
+            part |= {f"experience.{name}": value for name, value in part.pop("experience").items()}
+        for name, value in asked.items():
+            unsaid = name in ("environment", "teacher") and begun[name] is None
+            if begun[name] != value and not unsaid and name not in _ANY_TIME:
+                raise ConfigError(
+                    f"{folder} was begun with {name}={begun[name]!r}, now {value!r} is asked for; "
+                    "choose another folder, or the same settings to go on"
+                )
 
 
 @contextmanager
@@ -137,8 +181,8 @@ def load_experience_model(
     """
     from dreamgym.models.local import LocalLanguageModel
 
-    settings, actor = run_settings(folder)
-    settings = settings.without(without)
+    run = TaughtRun.read(folder)
+    settings = run.experience.without(without)
     if settings.demonstrations and memory is None:
         raise ConfigError(
             f"{folder}: was taught with {settings.demonstrations} demonstrations: name the replay buffer to "
@@ -147,7 +191,7 @@ def load_experience_model(
     return ReasoningExperienceModel(
         LocalLanguageModel.load(folder / "model"),
         name=str(folder),
-        settings=prompt_settings(settings, actor),
+        settings=prompt_settings(settings, run.actor),
         rewarder=rewarder,
         memory=memory,
         refusals=refusals,
@@ -175,11 +219,7 @@ async def _examples(
     memory: Memory | None,
 ) -> tuple[list[Example], list[Example]]:
     settings = prompt_settings(config.experience, actor)
-    recorded = explained(recorded, teacher)
-    recorded = [
-        found if found.sheet is not None else replace(found, sheet=hindsight_sheet(found))
-        for found in recorded
-    ]
+    recorded = [with_sheet(found) for found in explained(recorded, teacher)]
     kept_back = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])
     async for example in examples(recorded, teacher, settings=settings, memory=memory):

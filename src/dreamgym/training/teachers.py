@@ -17,7 +17,7 @@ from dreamgym.experience.annotate import LanguageModelTeacher, OnProgress, annot
 from dreamgym.experience.annotations import FILE, RecordedTeacher, recorded_teachers
 from dreamgym.experience.plain import PlainTeacher
 from dreamgym.protocols import Teacher
-from dreamgym.types import Trajectory
+from dreamgym.types import Annotation, Trajectory
 
 PREFIX = "hf:"
 RULES, PLAIN = "rules", PlainTeacher.name
@@ -60,6 +60,33 @@ async def choose_teacher(
         return teacher
     await annotate_all(trajectories, teacher, folder, on_progress=on_progress)
     return RecordedTeacher(folder, teacher.name)
+
+
+def same_teacher(name: str | None, spec: EnvironmentSpec | None, annotations: Path) -> Teacher:
+    """Who keeps the world sheet current when a run is measured: its own teacher, as far as it can be asked.
+
+    Args:
+        name: of the teacher that the run was taught by; None where nobody wrote it down.
+        annotations: where its explanations are, if they were kept. What has none is explained in plain words.
+    """
+    rules = spec.teacher() if spec is not None and spec.teacher is not None else None
+    if rules is not None and name in (None, rules.name):
+        return rules
+    if name is not None and name in recorded_teachers(annotations):
+        return _OrPlain(RecordedTeacher(annotations, name))
+    return PlainTeacher()
+
+
+class _OrPlain:
+    """What a teacher wrote down, and plain words about what it never saw."""
+
+    def __init__(self, recorded: RecordedTeacher) -> None:
+        self.name = recorded.name
+        self._recorded, self._plain = recorded, PlainTeacher()
+
+    async def annotate(self, trajectory: Trajectory) -> Annotation:
+        teacher: Teacher = self._recorded if trajectory in self._recorded else self._plain
+        return await teacher.annotate(trajectory)
 
 
 def explained(trajectories: Sequence[Trajectory], teacher: Teacher) -> list[Trajectory]:
