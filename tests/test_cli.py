@@ -17,6 +17,7 @@ COMMANDS = [
     "quickstart", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
     "data stats", "data validate", "data export", "data pack", "buffer build", "buffer stats",
     "buffer search", "buffer compact", "experience train", "experience eval",
+    "train", "evaluate",
 ]  # fmt: skip
 
 
@@ -26,6 +27,8 @@ def test_the_commands_are_these() -> None:
         "collect",
         "ingest",
         "play",
+        "train",
+        "evaluate",
     }
     assert {group.name for group in app.registered_groups} == {"envs", "data", "buffer", "experience"}
 
@@ -74,6 +77,11 @@ def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: 
         (["data", "stats", "builtin:alfwrld"], 2, "alfworld"),
         (["buffer", "stats", "nowhere.sqlite"], 5, "nowhere.sqlite"),
         (["play", "--env", "textworld", "--task", "999999999"], 2, "holds 100000 tasks"),
+        (["train", "--dry-run"], 2, "expected train.experience to name the run of an experience model"),
+        (["train", "--world", "real", "--set", "train.stesp=1"], 2, "did you mean 'train.steps'?"),
+        (["train", "--sim-to-real", "nowhere"], 2, "needs --real-steps"),
+        (["train", "--sim-to-real", "no", "--real-steps", "9"], 3, "expected the folder of a training run"),
+        (["evaluate", "nowhere"], 3, "expected the folder of a training run"),
         (["envs", "describe", "textwrld"], 2, "did you mean 'textworld'?"),
     ],
 )

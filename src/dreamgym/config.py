@@ -107,6 +107,108 @@ class ExperienceConfig(Section):
         return self.model_copy(update={part: WITHOUT[part] for part in parts})
 
 
+class AgentConfig(Section):
+    """Which model acts, what it is shown and how it answers."""
+
+    model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
+    vocabulary: int = Field(2048, ge=300, description="tokens of a model from scratch")
+    adapter: Literal["none", "lora"] = Field(
+        "none", description="what learns of pretrained weights: all, or LoRA"
+    )
+    lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices")
+    lora_alpha: int = Field(32, ge=1, description="LoRA updates count alpha / rank")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
+    history: int = Field(20, ge=0, description="most transitions told; 0 for the whole episode")
+    show_actions: Literal["never", "now", "always"] = Field(
+        "never", description="where admissible actions stand in the prompt; the dream lists none"
+    )
+    enforce_actions: bool = Field(False, description="only admissible actions can be written")
+    thought: bool = Field(False, description="a thought before each action")
+    text_limit: int = Field(2000, ge=1, description="characters of any one state")
+    max_tokens: int = Field(32, ge=1, description="of a reply")
+    temperature: float = Field(1.0, gt=0, description="when practising; the learner learns at the same")
+    evaluation_temperature: float = Field(0.4, ge=0, description="when evaluated; 0 for the likeliest words")
+
+
+class LearnerConfig(Section):
+    """How rollout groups change the weights (`docs/guides/learning.md`)."""
+
+    algorithm: Literal["grpo", "ppo"] = "grpo"
+    learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
+    matrix_learning_rate: float | None = Field(
+        None, gt=0, description="if given, matrices learn by Muon at this rate (models from scratch)"
+    )
+    epochs: int = Field(1, ge=1, description="how often every trajectory is learnt from")
+    minibatch: int | None = Field(None, ge=1, description="trajectories per update; None for all at once")
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    clip_high: float = Field(0.28, ge=0, description="above clip_low, unlikely tokens may rise (DAPO)")
+    kl: float = Field(0.0, ge=0, description="weight of the KL term to the policy that the run began with")
+    entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    behaviour: Literal["recorded", "recomputed"] = Field(
+        "recomputed", description="log-probs that ratios compare with; recomputed ones are equal to the bit"
+    )
+    lengths: Literal["token", "trajectory", "constant"] = "token"
+    gradient_clip: float = Field(1.0, gt=0)
+    micro_tokens: int = Field(8192, ge=1, description="tokens of one forward pass: memory, not meaning")
+    scale_by_std: bool = Field(True, description="GRPO: advantages in standard deviations of the group")
+    discount: float = Field(0.95, gt=0, le=1, description="PPO: per turn")
+    decay: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
+    value_weight: float = Field(0.5, ge=0, description="PPO: weight of the value loss")
+
+
+class TrainConfig(Section):
+    """One run of the loop: where it practises, on what, for how long, and what it leaves."""
+
+    out: Path = Path("runs/agent")
+    data: list[str] = Field(
+        ["builtin:alfworld"], description="offline trajectories: warm start, tasks and world sheets"
+    )
+    world: Literal["dream", "real"] = Field("dream", description="where to practise")
+    experience: Path | None = Field(None, description="run of the experience model that is dreamt with")
+    reward: Literal["model", "sheet"] = Field("model", description="who grades in the dream")
+    worlds: Literal["recorded", "recombined"] = Field(
+        "recorded", description="world sheets as recorded, or things laid anew within their room"
+    )
+    horizon: int = Field(50, ge=1, description="actions of an imagined episode")
+    start: str | None = Field(
+        None, description="RUN or RUN@STEP whose policy is gone on from, instead of a warm start"
+    )
+    warm_start_steps: int = Field(300, ge=0, description="updates on recorded successes before practising")
+    warm_start_batch: int = Field(16, ge=1, description="trajectories per such update")
+    warm_start_rate: float = Field(3e-4, gt=0, description="learning rate of AdamW in the warm start")
+    warm_start_matrix_rate: float | None = Field(
+        None, gt=0, description="if given, matrices learn by Muon at this rate; 0.02 is usual from scratch"
+    )
+    split: str = Field("train", description="which of the tasks are practised")
+    tasks_from: Literal["data", "environment"] = Field(
+        "data", description="tasks of the trajectories, or new ones of the real environment"
+    )
+    task_count: int | None = Field(None, ge=1, description="tasks to practise in all; None for all there are")
+    steps: int = Field(100, ge=0, description="passes of the loop")
+    real_steps: int | None = Field(None, ge=1, description="stop when so many real steps are used")
+    tasks: int = Field(8, ge=1, description="tasks per step")
+    group: int = Field(8, ge=2, description="rollouts of each task (the paper's n)")
+    concurrency: int = Field(256, ge=1, description="episodes in flight")
+    retries: int = Field(2, ge=0, description="fresh attempts at an episode whose environment broke")
+    episode_seconds: float | None = Field(None, gt=0, description="an episode that takes longer has failed")
+    episode_tokens: int | None = Field(None, ge=1, description="tokens after which an episode is truncated")
+    repeated_states: int | None = Field(
+        None, ge=2, description="an episode is truncated when one state has come so often"
+    )
+    failure_limit: float = Field(0.5, gt=0, le=1, description="share of failed groups that opens the breaker")
+    remember: bool = Field(True, description="put fresh transitions into the run's replay buffer")
+    keep_groups: int = Field(1, ge=0, description="rollout groups per step kept to be looked at")
+    checkpoint_every: int = Field(1, ge=1, description="steps that a crash may cost")
+    keep_every: int = Field(10, ge=1, description="steps between policies that are kept for good")
+    evaluate_every: int = Field(
+        0, ge=0, description="steps between evaluations in reality; 0: none (zero real)"
+    )
+    evaluate_split: str = Field("valid_seen", description="split that chooses among the kept policies")
+    evaluate_episodes: int = Field(50, ge=1)
+    monitors: Literal["stop", "warn", "off"] = Field("stop", description="what a collapse leads to")
+    patience: int = Field(10, ge=1, description="bad steps before a warning; twice as many before the end")
+
+
 class Config(Section):
     """The whole configuration of a run."""
 
@@ -115,6 +217,9 @@ class Config(Section):
     collect: CollectConfig = CollectConfig()
     replay: ReplayConfig = ReplayConfig()
     experience: ExperienceConfig = ExperienceConfig()
+    agent: AgentConfig = AgentConfig()
+    learner: LearnerConfig = LearnerConfig()
+    train: TrainConfig = TrainConfig()
 
 
 S = TypeVar("S", bound=BaseModel)

@@ -64,5 +64,9 @@ class RolloutsFailingError(DreamGymError):
     exit_code = 6
 
 
+class TrainingCollapsedError(DreamGymError):
+    """Practice has stopped teaching anything, for too long; what was learnt before is kept."""
+
+
 class EpisodeOverError(DreamGymError):
     """`step` was called on an episode that has not started, is over, or is closed: a caller's bug."""

@@ -8,10 +8,12 @@ from dreamgym.cli.buffer import app as buffer_app
 from dreamgym.cli.collect import collect_command
 from dreamgym.cli.data import app as data_app
 from dreamgym.cli.envs import app as envs_app
+from dreamgym.cli.evaluate import evaluate_command
 from dreamgym.cli.experience import app as experience_app
 from dreamgym.cli.ingest import ingest
 from dreamgym.cli.play import play_command
 from dreamgym.cli.quickstart import quickstart
+from dreamgym.cli.train import train_command
 
 app = typer.Typer(
     name="dreamgym",
@@ -30,6 +32,9 @@ app = typer.Typer(
     dreamgym data stats trajectories
     dreamgym buffer build trajectories --store replay.sqlite
     dreamgym buffer search replay.sqlite --state "On the desk 1, you see a mug 2." --action "take mug 2"
+    dreamgym experience train --data trajectories --out runs/experience
+    dreamgym train --experience runs/experience --out runs/agent     # no real step is taken
+    dreamgym evaluate runs/agent --against runs/agent@0              # in the real environment
 
 Every command explains itself with `--help`, prints JSON with `--json` (all but `play`), and can be stopped
 with Ctrl-C and run again.
@@ -43,6 +48,8 @@ app.command("quickstart")(quickstart)
 app.command("collect")(collect_command)
 app.command("ingest")(ingest)
 app.command("play")(play_command)
+app.command("train")(train_command)
+app.command("evaluate")(evaluate_command)
 app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")

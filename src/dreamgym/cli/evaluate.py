@@ -1,0 +1,140 @@
+"""`dreamgym evaluate`: how often a policy succeeds in the real environment, alone or against another one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dreamgym.cli import screen
+from dreamgym.cli.dream import need_models
+from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
+from dreamgym.config import Config
+from dreamgym.envs.registry import open_environment
+
+if TYPE_CHECKING:
+    from dreamgym.training.evaluate import Evaluation, EvaluationSettings
+
+FOLDER = "evaluations"
+
+
+@screen.command
+def evaluate_command(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN[@STEP]", help="A training run; @0 is its policy before practice.")
+    ],
+    env: Annotated[str | None, typer.Option(help="Real environment; by default the run's own.")] = None,
+    split: Annotated[
+        str, typer.Option(help="Which tasks, see `dreamgym envs describe NAME`.")
+    ] = "valid_unseen",
+    episodes: Annotated[int, typer.Option(help="How many are played.", min=1)] = 200,
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN[@STEP]", help="Another policy, on the same episodes.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of the replies; by default agent.evaluation_temperature.", min=0)
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Episodes in flight.", min=1)] = 64,
+    seed: Annotated[int, typer.Option(help="Chooses the tasks and their dice.")] = 0,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Play real episodes with a policy and tell its success with 95% Wilson intervals, by family of task.
+
+    With --against both policies play the same tasks with the same seeds, and the difference is paired.
+    Leaves its result in the folder `evaluations` of the run.
+
+    Examples:
+
+      dreamgym evaluate runs/agent --env alfworld --split valid_unseen --episodes 200
+
+      dreamgym evaluate runs/agent --against runs/agent@0 --json
+
+      dreamgym evaluate runs/ppo --against runs/grpo --split valid_seen --seed 1
+    """
+    need_models()
+    from dreamgym.training.checkpoints import named_policy, read_config
+    from dreamgym.training.evaluate import EvaluationSettings, compare, evaluation_rows
+
+    folder, _ = named_policy(run)
+    begun = read_config(folder)
+    given = resolve(config, overrides, {"environment.name": env or begun.environment.name})
+    options = given.environment.options
+    if given.environment.name == begun.environment.name:
+        options = {**begun.environment.options, **options}
+    environment = given.environment.model_copy(update={"options": options})
+    resolved = given.model_copy(update={"environment": environment})
+    settings = EvaluationSettings(split=split, episodes=episodes, seed=seed, concurrency=concurrency)
+    names = [run] if against is None else [run, against]
+    found = asyncio.run(_evaluate(resolved, names, settings, temperature))
+    result = found[0].to_dict()
+    tables = [
+        screen.table(
+            f"real success on {found[0].environment}/{split}",
+            *("policy", "family", "episodes", "success [95%]", "steps per episode"),
+            rows=evaluation_rows(found),
+        )
+    ]
+    if len(found) > 1:
+        comparison = compare(found[0], found[1])
+        result["comparison"] = {"against": found[1].policy, **comparison.to_dict()}
+        result["other"] = found[1].to_dict()
+        tables.append(
+            screen.table(
+                f"{found[0].policy} against {found[1].policy}, paired",
+                *("difference [95%]", "only the first", "only the second", "p (McNemar)"),
+                rows=[
+                    (
+                        comparison.difference,
+                        comparison.first_only,
+                        comparison.second_only,
+                        f"{comparison.p_value:.4f}",
+                    )
+                ],
+            )
+        )
+    _keep(folder, result)
+    screen.show(result, tables, as_json=as_json)
+
+
+async def _evaluate(
+    config: Config, names: list[str], settings: EvaluationSettings, temperature: float | None
+) -> list[Evaluation]:
+    from dreamgym.training.evaluate import evaluate
+    from dreamgym.training.policy import opened_policy
+
+    found: list[Evaluation] = []
+    factory = open_environment(config.environment.name, config.environment.options)
+    try:
+        with screen.progress() as bar:
+            job = bar.add_task("playing", total=settings.episodes * len(names), note="")
+            for name in names:
+                async with opened_policy(name, device=config.agent.device) as (policy, called):
+                    heat = policy.config.evaluation_temperature if temperature is None else temperature
+                    bar.update(job, note=called)
+                    found.append(
+                        await evaluate(
+                            factory,
+                            policy.members(called, temperature=heat),
+                            settings,
+                            policy=called,
+                            on_episode=lambda: bar.advance(job),
+                        )
+                    )
+    finally:
+        await factory.aclose()
+    return found
+
+
+def _keep(run: Path, result: dict[str, Any]) -> None:
+    from dreamgym.training.checkpoints import write_text
+
+    step = str(result["policy"]).rpartition("@")[2]
+    name = f"{result['environment']}-{result['split']}-{result['seed']}-step-{step}"
+    if "comparison" in result:
+        name += "-against-" + str(result["comparison"]["against"]).replace("/", "_")
+    write_text(run / FOLDER / f"{name}.json", json.dumps(result, indent=2) + "\n")

@@ -1,0 +1,138 @@
+"""What a run tells of itself while it goes on: one line of JSON per step, only ever appended.
+
+A step that a crash took back is played again and told again; of two lines about the same the last one holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dreamgym.errors import DataError, StoreError
+from dreamgym.rollout_groups import GroupReport
+from dreamgym.types import RolloutGroup, Trajectory
+
+Row = dict[str, Any]
+
+
+class MetricsLog:
+    """Appends rows to a file; each is with the operating system when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            self._file = path.open("a", encoding="utf-8")
+            if torn:  # a crash in the middle of a line: readers pass over it
+                self._file.write("\n")
+        except OSError as error:
+            raise StoreError(f"{path}: cannot open for writing: {error}") from None
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(row, default=str) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise StoreError(
+                f"{self._path}: cannot write: {error}; make room and run the same command again"
+            ) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path, kind: str | None = None) -> list[Row]:
+    """The rows of a run in the order of their steps, of one kind or of all.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: expected the metrics of a run, {error}") from None
+    last: dict[tuple[str, int], Row] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # torn by a crash
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and kind in (None, row.get("kind")):
+            last[str(row.get("kind")), row["step"]] = row
+    return [last[key] for key in sorted(last, key=lambda key: (key[1], key[0]))]
+
+
+def practice_row(
+    step: int,
+    report: GroupReport,
+    learnt: Mapping[str, Any],
+    *,
+    refusals: Collection[str] = (),
+) -> Row:
+    """What came of one step; shares and means are over its episodes or turns."""
+    members = list(_members(report.groups))
+    turns = [turn for member in members for turn in member.transitions]
+    written = [len(turn.completion.token_ids) for turn in turns if turn.completion is not None]
+    asked = len(report.groups) + len(report.dropped)
+    return {
+        "kind": "practice",
+        "step": step,
+        "groups": len(report.groups),
+        "dropped": {str(kind): count for kind, count in report.failures.items()},
+        "failure_share": _share(len(report.dropped), asked),
+        "episodes": len(members),
+        "turns": len(turns),
+        "success": _share(sum(member.success for member in members), len(members)),
+        "return_mean": _share(sum(member.total_reward for member in members), len(members)),
+        "reward_entropy": _mean([reward_spread(group) for group in report.groups]),
+        "truncated_share": _share(sum(_truncated(member) for member in members), len(members)),
+        "refused_share": _share(sum(turn.outcome.next_state.text in refusals for turn in turns), len(turns)),
+        "repeated_share": _mean([repeated_share(member) for member in members]),
+        "episode_turns": _mean([float(len(member)) for member in members]),
+        "reply_tokens": _mean([float(count) for count in written]),
+        "learner": {name: value for name, value in learnt.items() if name != "groups"},
+    }
+
+
+def reward_spread(group: RolloutGroup) -> float:
+    """The variance of the returns in a group (the paper's V_τ)."""
+    returns = [member.total_reward for member in group.trajectories]
+    mean = sum(returns) / len(returns)
+    return sum((each - mean) ** 2 for each in returns) / len(returns)
+
+
+def repeated_share(trajectory: Trajectory) -> float:
+    """How many of an episode's states had been seen in it before."""
+    seen = {trajectory.start.text}
+    again = 0
+    for transition in trajectory.transitions:
+        again += transition.outcome.next_state.text in seen
+        seen.add(transition.outcome.next_state.text)
+    return _share(again, len(trajectory))
+
+
+def _members(groups: Sequence[RolloutGroup]) -> Iterator[Trajectory]:
+    return (trajectory for group in groups for trajectory in group.trajectories)
+
+
+def _truncated(trajectory: Trajectory) -> bool:
+    return bool(trajectory.transitions) and trajectory.transitions[-1].outcome.truncated
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return _share(sum(values), len(values))

@@ -1,0 +1,224 @@
+"""The policy that practises: a model from scratch or pretrained weights, as a run's folder names them.
+
+`base/` holds a model from scratch as it was before its first update, with its tokenizer; what learns of any
+model is kept in small files beside it (`checkpoints.RunFolder`). So a run needs nothing but its folder and,
+if there are any, the pretrained weights that its settings name.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from dreamgym.agent import Agent, AgentSettings, examples, tokenised, tokens_after
+from dreamgym.config import AgentConfig, Config, ExperienceConfig
+from dreamgym.errors import ConfigError
+from dreamgym.protocols import Environment
+from dreamgym.rollout_groups import MakeMember
+from dreamgym.training.checkpoints import RunFolder, named_policy, read_config
+from dreamgym.training.student import PREFIX, hush, make_student
+from dreamgym.types import Trajectory
+
+if TYPE_CHECKING:
+    from dreamgym.models.local import LocalLanguageModel
+    from dreamgym.models.text import TextCodec
+    from dreamgym.rl.learner import PolicyLearner
+
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+BASE = "base"
+
+
+def agent_settings(config: AgentConfig, *, temperature: float | None = None) -> AgentSettings:
+    return AgentSettings(
+        history=config.history or None,
+        show_actions=config.show_actions,
+        enforce_actions=config.enforce_actions,
+        thought=config.thought,
+        text_limit=config.text_limit,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature if temperature is None else temperature,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class PolicyModel:
+    """A model that acts and learns, and is served while it does."""
+
+    model: Any
+    tokenizer: Any
+    codec: TextCodec
+    served: LocalLanguageModel
+    config: AgentConfig
+
+    @property
+    def end(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens that it reads, where it says so."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def weights(self) -> dict[str, Any]:
+        """What learns, copied."""
+        return {name: weight.detach().clone() for name, weight in self._learning().items()}
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: they are not weights of the same model.
+        """
+        from dreamgym.rl.updater import restore
+
+        with self.served.updating():
+            restore(self._learning(), stored)
+
+    def members(self, name: str, *, temperature: float | None = None) -> MakeMember:
+        """Makes the agent of each episode."""
+        settings = agent_settings(self.config, temperature=temperature)
+
+        def member(environment: Environment, conversation: str, seed: int) -> Agent:
+            return Agent(self.served, settings=settings, conversation=conversation, seed=seed, name=name)
+
+        return member
+
+    def tokenised(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """As if this agent had played them; those that are longer than it reads are left out."""
+        settings = agent_settings(self.config)
+        played = (tokenised(each, settings, self.codec, self.end) for each in trajectories)
+        return [each for each in played if self.context is None or _longest(each) <= self.context]
+
+    def export(self, folder: Path) -> None:
+        """In the standard Hugging Face format, without any adapter; whole or not there."""
+        model = self.model
+        if hasattr(model, "merge_and_unload"):
+            model = copy.deepcopy(model).merge_and_unload()
+        _save_whole(model, self.tokenizer, folder)
+
+    def _learning(self) -> dict[str, Any]:
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+
+def make_policy(config: Config, trajectories: Sequence[Trajectory], folder: Path) -> PolicyModel:
+    """The policy of a run as it was before its first update; made on the first call, read on later ones."""
+    agent, base = config.agent, folder / BASE
+    hush()
+    if not agent.model.startswith(PREFIX):
+        if agent.adapter != "none":
+            raise ConfigError(
+                f"agent.adapter={agent.adapter!r} adapts pretrained weights, which "
+                f"agent.model={agent.model!r} has none of; choose hf:NAME_OR_PATH, or adapter none"
+            )
+        if not base.exists():
+            _from_scratch(config, trajectories, base)
+    return open_policy(config, folder)
+
+
+def open_policy(config: Config, folder: Path) -> PolicyModel:
+    """
+    Raises:
+        ConfigError: there is no such model.
+    """
+    from dreamgym.models.local import LocalLanguageModel
+    from dreamgym.models.text import TextCodec
+
+    agent = config.agent
+    source = agent.model if agent.model.startswith(PREFIX) else f"{PREFIX}{folder / BASE}"
+    wanted = ExperienceConfig(
+        model=source,
+        adapter=agent.adapter,
+        lora_rank=agent.lora_rank,
+        lora_alpha=agent.lora_alpha,
+        device=agent.device,
+        precision="fp32",
+    )
+    try:
+        student = make_student(wanted, [], config.seed)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("experience.", "agent.")) from None
+    student.model.eval()
+    return PolicyModel(
+        model=student.model,
+        tokenizer=student.tokenizer,
+        codec=TextCodec(student.tokenizer),
+        served=LocalLanguageModel(student.model, student.tokenizer),
+        config=agent,
+    )
+
+
+@asynccontextmanager
+async def opened_policy(name: str, *, device: Device = "auto") -> AsyncIterator[tuple[PolicyModel, str]]:
+    """The policy that ``RUN`` or ``RUN@STEP`` names, ready to act, and what to call it."""
+    run, step = named_policy(name)
+    begun = read_config(run)
+    begun = begun.model_copy(update={"agent": begun.agent.model_copy(update={"device": device})})
+    folder = RunFolder(run)
+    step = folder.chosen() if step is None else step
+    weights = folder.policy_weights(step)
+    policy = open_policy(begun, run)
+    try:
+        policy.restore(weights)
+        yield policy, f"{run}@{step}"
+    finally:
+        await policy.served.aclose()
+
+
+def make_learner(config: Config, policy: PolicyModel) -> PolicyLearner:
+    """The learner that the settings name, over this policy's weights."""
+    from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
+    from dreamgym.rl.ppo import PPOLearner, PPOSettings
+
+    chosen = config.learner
+    shared: dict[str, Any] = {
+        name: getattr(chosen, name)
+        for name in (
+            *("learning_rate", "matrix_learning_rate", "gradient_clip", "micro_tokens", "epochs"),
+            *("minibatch", "clip_low", "clip_high", "kl", "entropy", "behaviour", "lengths"),
+        )
+    } | {"temperature": config.agent.temperature, "seed": config.seed}
+    updating = policy.served.updating
+    if chosen.algorithm == "grpo":
+        settings = GRPOSettings(scale_by_std=chosen.scale_by_std, **shared)
+        return GRPOLearner(policy.model, settings, updating=updating)
+    shown = agent_settings(config.agent)
+    return PPOLearner(
+        policy.model,
+        PPOSettings(discount=chosen.discount, decay=chosen.decay, value_weight=chosen.value_weight, **shared),
+        after=lambda trajectory: tokens_after(trajectory, shown, policy.codec),
+        updating=updating,
+    )
+
+
+def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path) -> None:
+    from dreamgym.models import tiny
+
+    if not trajectories:
+        raise ConfigError(
+            f"agent.model={config.agent.model!r} makes its words from trajectories: name some in train.data"
+        )
+    settings = agent_settings(config.agent)
+    # The last prompt of an episode holds nearly all the others.
+    lasts = ([*examples(each, settings)][-1] for each in trajectories if each.transitions)
+    tokenizer = tiny.make_tokenizer(
+        (asked + answer for asked, answer in lasts), vocab_size=config.agent.vocabulary
+    )
+    _save_whole(tiny.make_model(config.agent.model, tokenizer, seed=config.seed), tokenizer, base)
+
+
+def _save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
+    fresh = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    model.save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+
+
+def _longest(trajectory: Trajectory) -> int:
+    completions = [turn.completion for turn in trajectory.transitions if turn.completion is not None]
+    return max((len(c.prompt_token_ids) + len(c.token_ids) for c in completions), default=0)

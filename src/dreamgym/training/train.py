@@ -1,0 +1,364 @@
+"""Puts a run together and carries it through: policy, warm start, world, loop, and what is left at the end.
+
+`train` goes on with whatever its folder holds. Three things may be given instead of opened by name: the real
+environment, the experience model and the source of tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dreamgym.config import Config, load_config, validate
+from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
+from dreamgym.errors import ConfigError
+from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
+from dreamgym.replay.builtin import dataset_path
+from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
+from dreamgym.rollout import Limits, Origin
+from dreamgym.rollout_groups import Breaker, GroupSettings
+from dreamgym.training.checkpoints import (
+    EXPORT,
+    METRICS,
+    SUMMARY,
+    TRAJECTORIES,
+    RunFolder,
+    named_policy,
+    read_config,
+    write_text,
+)
+from dreamgym.training.dreams import WorldFor
+from dreamgym.training.evaluate import Evaluation, EvaluationSettings, evaluate
+from dreamgym.training.ledger import Ledger
+from dreamgym.training.loop import Loop
+from dreamgym.training.metrics import MetricsLog, Row
+from dreamgym.training.monitors import Monitors, MonitorSettings
+from dreamgym.training.policy import BASE, PolicyModel, agent_settings, make_learner, make_policy
+from dreamgym.training.student import PREFIX
+from dreamgym.training.task_list import TaskList
+from dreamgym.training.warm_start import warm_start
+from dreamgym.training.world import Given, open_world
+from dreamgym.types import Task, Trajectory
+
+MakeTaskSource = Callable[[Sequence[Task]], TaskSource]
+"""Makes the source from the seed tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What whoever watches a run is told."""
+
+    stage: str
+    """``preparing``, ``warm start`` or ``practice``."""
+    done: int
+    total: int
+    row: Row
+    warnings: tuple[str, ...] = ()
+
+
+OnProgress = Callable[[Told], None]
+
+
+def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
+    """Say what is wrong with the settings before anything starts; the environment, where it is known.
+
+    Args:
+        dreaming: whether there is an experience model that no setting names.
+
+    Raises:
+        ConfigError: they cannot work together.
+    """
+    chosen, agent = config.train, config.agent
+    agent_settings(agent)
+    spec = (
+        find_environment(config.environment.name) if config.environment.name in environment_names() else None
+    )
+    if chosen.world == "dream":
+        if chosen.experience is None and not dreaming:
+            raise ConfigError(
+                "expected train.experience to name the run of an experience model to dream with "
+                "(dreamgym experience train), or train.world=real"
+            )
+        if agent.enforce_actions or agent.show_actions != "never":
+            raise ConfigError(
+                "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the "
+                "dream does not have: leave them off, or practise in train.world=real"
+            )
+        if chosen.tasks_from == "environment":
+            raise ConfigError(
+                "train.tasks_from=environment needs train.world=real: a dream needs world sheets"
+            )
+        if chosen.real_steps is not None:
+            raise ConfigError("train.real_steps needs train.world=real: in the dream none are taken")
+        if chosen.reward == "sheet" and (spec is None or spec.goal_met is None):
+            raise ConfigError(
+                f"train.reward=sheet: environment {config.environment.name!r} cannot check a sheet; use model"
+            )
+    if chosen.start is not None:
+        named_policy(chosen.start)
+    for source in chosen.data:
+        dataset_path(source)
+    return spec
+
+
+async def train(
+    config: Config,
+    *,
+    real: EnvironmentFactory | None = None,
+    experience_model: ExperienceModel | None = None,
+    make_tasks: MakeTaskSource | None = None,
+    world_for: WorldFor | None = None,
+    on_progress: OnProgress | None = None,
+) -> dict[str, Any]:
+    """Run `config`, or go on with it; returns what stands in `summary.json` of its folder.
+
+    Args:
+        real: instead of the environment that the configuration names; the caller closes it.
+        experience_model: instead of the one of `config.train.experience`.
+        make_tasks: a curriculum instead of the tasks as they are.
+        world_for: the worlds of tasks that it generates.
+
+    Raises:
+        ConfigError: the settings cannot work, or the folder was begun with others.
+        TrainingCollapsedError: the monitors have stopped it.
+        RolloutsFailingError: too many episodes fail.
+    """
+    spec = check(config, dreaming=experience_model is not None)
+    offline = [found for source in config.train.data for found in read_trajectories(dataset_path(source))]
+    tell = on_progress or (lambda told: None)
+    with _run_folder(config) as folder:
+        async with AsyncExitStack() as stack:
+            run = _Run(config, spec, folder, offline, tell)
+            given = Given(real=real, experience_model=experience_model, world_for=world_for)
+            why = await run.carry_through(stack, given, make_tasks)
+            return run.finish(why)
+
+
+class _Run:
+    """One call of `train`."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvironmentSpec | None,
+        folder: RunFolder,
+        offline: Sequence[Trajectory],
+        tell: OnProgress,
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._folder = folder
+        self._offline = offline
+        self._tell = tell
+        self._policy: PolicyModel
+        self._ledger: Ledger
+
+    async def carry_through(
+        self,
+        stack: AsyncExitStack,
+        given: Given,
+        make_tasks: MakeTaskSource | None,
+    ) -> str:
+        config, chosen = self._config, self._config.train
+        if given.real is None and (chosen.world == "real" or chosen.evaluate_every):
+            given.real = open_environment(config.environment.name, config.environment.options)
+            stack.push_async_callback(given.real.aclose)
+        self._policy = policy = self._begin()
+        stack.push_async_callback(policy.served.aclose)
+        world = await open_world(
+            stack, config, self._spec, self._folder, self._offline, given, self._remembered
+        )
+        await self._warm_start()
+        learner = make_learner(config, policy)
+        source = (make_tasks or (lambda found: TaskList(found, seed=config.seed)))(world.tasks)
+        monitors = Monitors(
+            MonitorSettings(
+                patience=chosen.patience, action=chosen.monitors, reply_limit=config.agent.max_tokens
+            )
+        )
+        self._ledger = ledger = Ledger(
+            config=chosen,
+            folder=self._folder,
+            log=stack.enter_context(MetricsLog(self._folder.path / METRICS)),
+            keeper=stack.enter_context(TrajectoryWriter(self._folder.path / TRAJECTORIES)),
+            parts={"learner": learner, "tasks": source, "monitors": monitors},
+            weights=policy.weights,
+            buffer=world.buffer if chosen.remember else None,
+        )
+        await ledger.resume()
+        dreaming = chosen.world == "dream"
+        groups = self._groups()
+        loop = Loop(
+            tasks=source,
+            factory=world.factory,
+            make_member=policy.members(self._folder.path.name),
+            learner=learner,
+            monitors=monitors,
+            ledger=ledger,
+            groups=groups,
+            breaker=Breaker(groups, lambda why: self._say({}, [why])),
+            origin=lambda: Origin(
+                source="synthetic" if dreaming else "real",
+                experience_model=(str(chosen.experience) if dreaming else None),
+                policy_version=learner.updates,
+            ),
+            evaluate=self._validation(given.real)
+            if chosen.evaluate_every and given.real is not None
+            else None,
+            seed=config.seed,
+            refusals=self._spec.refusals if self._spec is not None else (),
+            on_step=self._say,
+        )
+        self._say({}, [])
+        why = await loop.run()
+        await ledger.remember()
+        return why
+
+    def finish(self, why: str) -> dict[str, Any]:
+        ledger, folder = self._ledger, self._folder
+        folder.save_policy(ledger.done, self._policy.weights())
+        self._policy.restore(folder.policy_weights(folder.chosen()))
+        self._policy.export(folder.path / EXPORT)
+        summary = {
+            "out": str(folder.path),
+            "ended": why,
+            "steps": ledger.done,
+            "policy": folder.chosen(),
+            "policies": folder.kept_policies(),
+            "spent": {name: round(amount, 2) for name, amount in ledger.spent.items()},
+        }
+        write_text(folder.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        return summary
+
+    def _begin(self) -> PolicyModel:
+        """The policy before its first update, or that of the run it goes on from."""
+        config, folder = self._config, self._folder
+        if config.train.start is None:
+            return make_policy(config, self._offline, folder.path)
+        run, step = named_policy(config.train.start)
+        begun = read_config(run)
+        if begun.agent.model_copy(update={"device": config.agent.device}) != config.agent:
+            raise ConfigError(
+                f"train.start={config.train.start!r}: its policy was made with other agent settings than "
+                f"these; take them from {run / 'config.json'}"
+            )
+        if not config.agent.model.startswith(PREFIX) and not (folder.path / BASE).exists():
+            shutil.copytree(run / BASE, folder.path / f"{BASE}.new", dirs_exist_ok=True)
+            (folder.path / f"{BASE}.new").rename(folder.path / BASE)
+        policy = make_policy(config, self._offline, folder.path)
+        theirs = RunFolder(run)
+        policy.restore(theirs.policy_weights(theirs.chosen() if step is None else step))
+        return policy
+
+    async def _warm_start(self) -> None:
+        """Nothing, if it is behind us already."""
+        folder, chosen = self._folder, self._config.train
+        if 0 in folder.kept_policies():
+            self._policy.restore(folder.policy_weights(0))
+            return
+        if chosen.start is None and chosen.warm_start_steps:
+
+            def told(step: int, row: Row) -> None:
+                self._tell(Told(stage="warm start", done=step, total=chosen.warm_start_steps, row=row))
+
+            await warm_start(self._policy, self._offline, self._config, folder, told)
+        folder.save_policy(0, self._policy.weights())
+
+    def _groups(self) -> GroupSettings:
+        chosen = self._config.train
+        return GroupSettings(
+            size=chosen.group,
+            concurrency=chosen.concurrency,
+            retries=chosen.retries,
+            limits=Limits(
+                seconds=chosen.episode_seconds,
+                tokens=chosen.episode_tokens,
+                repeated_states=chosen.repeated_states,
+            ),
+            failure_limit=chosen.failure_limit,
+        )
+
+    def _validation(self, real: EnvironmentFactory) -> Callable[[], Any]:
+        config, policy = self._config, self._policy
+        settings = EvaluationSettings(
+            split=config.train.evaluate_split, episodes=config.train.evaluate_episodes, seed=config.seed
+        )
+        members = policy.members(self._folder.path.name, temperature=config.agent.evaluation_temperature)
+
+        async def validate() -> Evaluation:
+            return await evaluate(real, members, settings, policy=self._folder.path.name)
+
+        return validate
+
+    def _remembered(self, done: int, total: int) -> None:
+        self._tell(Told(stage="preparing", done=done, total=total, row={}))
+
+    def _say(self, row: Row, warnings: Sequence[str]) -> None:
+        self._tell(
+            Told(
+                stage="practice",
+                done=self._ledger.done,
+                total=self._config.train.steps,
+                row=row,
+                warnings=tuple(warnings),
+            )
+        )
+
+
+@contextmanager
+def _run_folder(config: Config) -> Iterator[RunFolder]:
+    folder = RunFolder.begin(config)
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def sim_to_real(
+    start: str,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    real_steps: int,
+    out: Path,
+    steps: int | None = None,
+    seed: int | None = None,
+) -> Config:
+    """The settings that carry a policy on in reality until so many real steps are used.
+
+    They are those of the run that ``start`` (RUN or RUN@STEP) names; a file and overrides may change them.
+    """
+    run, _ = named_policy(start)
+    begun = read_config(run)
+    given = load_config(file, overrides).model_dump(exclude_unset=True)
+    values = _merged(begun.model_dump(mode="json"), given)
+    values["seed"] = begun.seed if seed is None else seed
+    values["train"] |= {
+        "world": "real",
+        "start": start,
+        "real_steps": real_steps,
+        "out": str(out),
+        "warm_start_steps": 0,
+        # By itself the budget ends it.
+        "steps": max(begun.train.steps, real_steps) if steps is None else steps,
+    }
+    return validate(Config, values)
+
+
+def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    >>> _merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
+    {'a': {'b': 1, 'c': 3}}
+    """
+    found = dict(below)
+    for name, value in above.items():
+        known = found.get(name)
+        found[name] = (
+            _merged(known, value) if isinstance(known, dict) and isinstance(value, Mapping) else value
+        )
+    return found

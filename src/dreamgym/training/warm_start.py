@@ -1,0 +1,72 @@
+"""The warm start: before it practises, the policy imitates recorded successes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dreamgym.config import Config
+from dreamgym.errors import ConfigError
+from dreamgym.training.checkpoints import METRICS, WARM_START, RunFolder
+from dreamgym.training.metrics import MetricsLog
+from dreamgym.training.policy import PolicyModel
+from dreamgym.types import Trajectory
+
+_TOLD_EVERY = 10
+_KEPT_EVERY = 100
+"""Updates that a crash may cost."""
+
+OnUpdate = Callable[[int, dict[str, Any]], None]
+
+
+async def warm_start(
+    policy: PolicyModel,
+    trajectories: Sequence[Trajectory],
+    config: Config,
+    folder: RunFolder,
+    on_update: OnUpdate,
+) -> None:
+    """Teach `policy` what successful trajectories did; a warm start that was begun is gone on with.
+
+    Raises:
+        ConfigError: no success is there to learn from.
+    """
+    from dreamgym.rl.sft import SFTLearner, SFTSettings
+
+    chosen = config.train
+    successes = [each for each in trajectories if each.success]
+    lessons = policy.tokenised(successes)
+    if not lessons:
+        raise ConfigError(
+            f"expected successes to imitate, of {len(trajectories)} trajectories {len(successes)} succeed "
+            "and none fits the model's context; name others in train.data, or set train.warm_start_steps=0"
+        )
+    learner = SFTLearner(
+        policy.model,
+        lessons,
+        SFTSettings(
+            steps=chosen.warm_start_steps,
+            batch=chosen.warm_start_batch,
+            learning_rate=chosen.warm_start_rate,
+            matrix_learning_rate=chosen.warm_start_matrix_rate,
+            micro_tokens=config.learner.micro_tokens,
+            seed=config.seed,
+        ),
+        updating=policy.served.updating,
+    )
+    state = folder.load(WARM_START)
+    if state is not None:
+        learner.load_state_dict(state)
+    with MetricsLog(folder.path / METRICS) as log:
+        try:
+            while not learner.done:
+                row = learner.step()
+                if learner.steps % _TOLD_EVERY == 0 or learner.done:
+                    log.append({"kind": "warm start", "step": learner.steps, "lessons": len(lessons), **row})
+                    on_update(learner.steps, row)
+                if learner.steps % _KEPT_EVERY == 0:
+                    folder.save(WARM_START, learner.state_dict())
+                await asyncio.sleep(0)  # where Ctrl-C gets through
+        finally:
+            folder.save(WARM_START, learner.state_dict())

@@ -1,0 +1,163 @@
+"""Where a run practises: the real environment, or an experience model's dream with a buffer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from dreamgym.config import Config
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.errors import ConfigError
+from dreamgym.experience.reward import SheetCheck
+from dreamgym.experience.worlds import CanSucceed
+from dreamgym.protocols import EnvironmentFactory, ExperienceModel
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.embed import make_embedder
+from dreamgym.training.checkpoints import BUFFER, RunFolder
+from dreamgym.training.dreams import Beginning, CappedRetriever, DreamFactory, RecordedWorlds, WorldFor
+from dreamgym.training.metering import MeteredFactory
+from dreamgym.types import Task, Trajectory, WorldSheet
+
+OnRow = Callable[[int, int], None]
+"""Told how many of how many trajectories are in the buffer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """A place to practise."""
+
+    factory: MeteredFactory
+    tasks: list[Task]
+    buffer: ReplayBuffer | None
+    """Where fresh transitions go."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Given:
+    """What a caller brings along instead of having it opened by name."""
+
+    real: EnvironmentFactory | None = None
+    experience_model: ExperienceModel | None = None
+    world_for: WorldFor | None = None
+    """The worlds of tasks that no trajectory holds: generated ones."""
+
+
+async def open_world(
+    stack: AsyncExitStack,
+    config: Config,
+    spec: EnvironmentSpec | None,
+    folder: RunFolder,
+    offline: Sequence[Trajectory],
+    given: Given,
+    on_row: OnRow,
+) -> World:
+    """
+    Raises:
+        ConfigError: there are no tasks to practise, or no world to dream them in.
+    """
+    chosen, real = config.train, given.real
+    buffer = await _open_buffer(stack, config, folder, offline, given, on_row)
+    if chosen.tasks_from == "environment" and real is not None:
+        tasks = list(await real.tasks(chosen.split, chosen.task_count, seed=config.seed))
+        return World(factory=MeteredFactory(real), tasks=tasks, buffer=buffer)
+    name = real.name if real is not None and chosen.world == "real" else config.environment.name
+    recorded = [t for t in offline if (t.task.environment, t.task.split) == (name, chosen.split)]
+    if not recorded:
+        raise ConfigError(
+            f"expected trajectories of environment {name!r}, split {chosen.split!r} to take tasks from, "
+            f"train.data={chosen.data} has none; set environment.name, train.split or train.data"
+        )
+    if chosen.world == "real":
+        assert real is not None
+        tasks = list({each.task.id: each.task for each in recorded}.values())[: chosen.task_count]
+        return World(factory=MeteredFactory(real), tasks=tasks, buffer=buffer)
+    worlds = RecordedWorlds(recorded, recombine=_can_succeed(config, spec))
+    tasks = worlds.tasks[: chosen.task_count]
+    model, refusal_ends = _experience_model(config, spec, given, buffer)
+
+    def world_for(task: Task, seed: int) -> Beginning | None:
+        known = worlds(task, seed)
+        return known if known is not None or given.world_for is None else given.world_for(task, seed)
+
+    dream = DreamFactory(model, tasks, world_for, horizon=chosen.horizon, refusal_ends=refusal_ends)
+    return World(factory=MeteredFactory(dream), tasks=tasks, buffer=buffer)
+
+
+def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> CanSucceed | None:
+    if config.train.worlds == "recorded":
+        return None
+    if spec is None or spec.can_succeed is None:
+        raise ConfigError(
+            f"train.worlds=recombined: environment {config.environment.name!r} cannot tell whether "
+            "a task can succeed in a new world; use recorded"
+        )
+    known = spec.can_succeed
+
+    def can_succeed(task: Task, sheet: WorldSheet) -> bool:
+        return known(task, sheet)
+
+    return can_succeed
+
+
+def _experience_model(
+    config: Config, spec: EnvironmentSpec | None, given: Given, buffer: ReplayBuffer | None
+) -> tuple[ExperienceModel, bool]:
+    """The model to dream with, and whether a refusal ends an episode."""
+    from dreamgym.training.teach import TaughtRun, load_experience_model
+
+    if given.experience_model is not None:
+        return given.experience_model, False
+    run = config.train.experience
+    if run is None:
+        raise ConfigError("expected train.experience to name the run of an experience model to dream with")
+    goal_met = spec.goal_met if spec is not None and config.train.reward == "sheet" else None
+    memory = None
+    if buffer is not None:
+        capped = CappedRetriever(buffer, config.replay.max_synthetic)
+        memory = (make_embedder(config.replay.embedder), capped)
+    model = load_experience_model(
+        run,
+        rewarder=SheetCheck(goal_met) if goal_met is not None else None,
+        memory=memory,
+        refusals=spec.refusals if spec is not None else (),
+    )
+    return model, TaughtRun.read(run).experience.refusal_ends
+
+
+async def _open_buffer(
+    stack: AsyncExitStack,
+    config: Config,
+    folder: RunFolder,
+    offline: Sequence[Trajectory],
+    given: Given,
+    on_row: OnRow,
+) -> ReplayBuffer | None:
+    """The run's own replay buffer: other runs that dream with the same model must not see its rows.
+
+    The offline trajectories are put into it where the experience model is shown demonstrations.
+    """
+    from dreamgym.training.teach import TaughtRun
+
+    run, settings = config.train.experience, config.replay
+    shown = 0
+    if config.train.world == "dream" and given.experience_model is None and run is not None:
+        shown = TaughtRun.read(run).experience.demonstrations
+    if not config.train.remember and not shown:
+        return None
+    buffer = stack.enter_context(
+        ReplayBuffer.open(
+            folder.path / BUFFER,
+            embedder=make_embedder(settings.embedder),
+            index=settings.index,
+            exact_limit=settings.exact_limit,
+            capacity=settings.capacity,
+        )
+    )
+    if shown:
+        known = await buffer.known([each.id for each in offline])
+        for number, each in enumerate(offline):
+            if len(known.get(each.id, ())) < len(each):
+                await buffer.add(each)
+            on_row(number + 1, len(offline))
+    return buffer

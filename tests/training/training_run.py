@@ -1,0 +1,110 @@
+"""A small run of the loop in corridors, in a process of its own or not: what the tests of training share."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dreamgym.config import Config, load_config
+from dreamgym.envs.policies import make_policy
+from dreamgym.replay.offline import TrajectoryWriter
+from dreamgym.rollout import roll_out
+from dreamgym.testing import CorridorFactory
+from dreamgym.training.train import train
+from dreamgym.types import (
+    Outcome,
+    Prediction,
+    State,
+    Task,
+    Trajectory,
+    Transition,
+    WorldSheet,
+)
+
+SMALL = [
+    "environment.name=corridor",
+    "agent.model=nano",
+    "agent.vocabulary=320",
+    "agent.max_tokens=4",
+    "train.world=real",
+    "train.horizon=6",
+    "train.warm_start_steps=20",
+    "train.warm_start_rate=0.003",
+    "train.warm_start_batch=8",
+    "train.steps=4",
+    "train.tasks=2",
+    "train.group=4",
+    "train.keep_every=2",
+    "learner.learning_rate=0.001",
+]
+FACTORY = CorridorFactory(length=4, horizon=6)
+_ENDLESS = CorridorFactory(length=4, horizon=1000)
+
+
+def settings(folder: Path, *overrides: str) -> Config:
+    """A run below `folder`, of the corridors recorded there."""
+    named = [f'train.data=["{folder / "offline"}"]', f'train.out="{folder / "run"}"']
+    return load_config(overrides=[*SMALL, *named, *overrides])
+
+
+async def record(folder: Path) -> None:
+    """The expert's episodes of all training tasks, in the folder `offline`."""
+    with TrajectoryWriter(folder / "offline") as writer:
+        for number, task in enumerate(await FACTORY.tasks("train")):
+            played = await roll_out(
+                lambda task=task: FACTORY.make(task),  # type: ignore[misc]
+                lambda environment: make_policy("expert", environment, seed=0),
+                trajectory_id=f"offline-{number}",
+                task=task,
+                seed=0,
+            )
+            assert isinstance(played, Trajectory)
+            writer.append([played])
+
+
+class CorridorDream:
+    """An experience model that knows the rules of corridors, and takes what is where from the sheet."""
+
+    name = "corridor dream"
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        return State(text=f"You are at door {task.parameters['start']} of 4.")
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        way_out = next(int(fact[1].split()[1]) for fact in sheet.facts if fact[0] == "unlocked")
+        corridor = _ENDLESS.make(replace(task, parameters={**task.parameters, "way_out": way_out}))
+        await corridor.start()
+        for past in history:
+            await corridor.step(past.action)
+        outcome = await corridor.step(action)
+        seen = State(text=outcome.next_state.text)
+        return Prediction(
+            outcome=Outcome(
+                next_state=seen,
+                reward=outcome.reward,
+                terminated=outcome.terminated,
+                success=outcome.success,
+                reasoning="",
+            ),
+            sheet=sheet,
+        )
+
+
+async def run(config: Config, **changes: Any) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    given: dict[str, Any] = {"real": FACTORY}
+    if config.train.world == "dream":
+        given["experience_model"] = CorridorDream()
+    return await train(config, **given, **changes)
+
+
+if __name__ == "__main__":
+    asyncio.run(run(settings(Path(sys.argv[1]), *sys.argv[2:])))
