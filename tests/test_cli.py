@@ -16,7 +16,7 @@ from dreamgym.cli import app
 COMMANDS = [
     "quickstart", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
     "data stats", "data validate", "data export", "data pack", "buffer build", "buffer stats",
-    "buffer search", "buffer compact", "experience train", "experience eval",
+    "buffer search", "buffer compact", "experience train", "experience eval", "tasks list", "tasks show",
     "train", "evaluate",
 ]  # fmt: skip
 
@@ -30,7 +30,13 @@ def test_the_commands_are_these() -> None:
         "train",
         "evaluate",
     }
-    assert {group.name for group in app.registered_groups} == {"envs", "data", "buffer", "experience"}
+    assert {group.name for group in app.registered_groups} == {
+        "envs",
+        "data",
+        "buffer",
+        "experience",
+        "tasks",
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -76,6 +82,7 @@ def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: 
         (["data", "stats", "nowhere"], 3, "found nothing"),
         (["data", "stats", "builtin:alfwrld"], 2, "alfworld"),
         (["buffer", "stats", "nowhere.sqlite"], 5, "nowhere.sqlite"),
+        (["tasks", "list", "nowhere"], 3, "expected the file of a task pool"),
         (["play", "--env", "textworld", "--task", "999999999"], 2, "holds 100000 tasks"),
         (["train", "--dry-run"], 2, "expected train.experience to name the run of an experience model"),
         (["train", "--world", "real", "--set", "train.stesp=1"], 2, "did you mean 'train.steps'?"),

@@ -209,6 +209,25 @@ class TrainConfig(Section):
     patience: int = Field(10, ge=1, description="bad steps before a warning; twice as many before the end")
 
 
+class CurriculumConfig(Section):
+    """Which tasks come next: how many are generated, when, and from which."""
+
+    generator: str = Field(
+        "experience",
+        description="who writes new tasks: experience (the same weights), hf:NAME_OR_PATH, or none",
+    )
+    generated_fraction: float = Field(
+        0.25, ge=0, le=1, description="at most this share of a step's tasks is generated (the paper's λ)"
+    )
+    every: int = Field(5, ge=1, description="steps between rounds of generation")
+    sources: int = Field(4, ge=1, description="tasks varied per round, highest reward entropy first")
+    minimum_entropy: float = Field(0.0, ge=0, description="reward entropy that a task must exceed for that")
+    candidates: int = Field(8, ge=1, description="variations asked for per task and attempt")
+    attempts: int = Field(3, ge=1, description="how often a round asks about each task")
+    temperature: float = Field(1.0, gt=0, description="of the variations")
+    clusters: int = Field(8, ge=1, description="PPO: groups of alike tasks that share a reward entropy")
+
+
 class Config(Section):
     """The whole configuration of a run."""
 
@@ -217,6 +236,7 @@ class Config(Section):
     collect: CollectConfig = CollectConfig()
     replay: ReplayConfig = ReplayConfig()
     experience: ExperienceConfig = ExperienceConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     agent: AgentConfig = AgentConfig()
     learner: LearnerConfig = LearnerConfig()
     train: TrainConfig = TrainConfig()

@@ -13,6 +13,7 @@ from dreamgym.cli.experience import app as experience_app
 from dreamgym.cli.ingest import ingest
 from dreamgym.cli.play import play_command
 from dreamgym.cli.quickstart import quickstart
+from dreamgym.cli.tasks import app as tasks_app
 from dreamgym.cli.train import train_command
 
 app = typer.Typer(
@@ -54,6 +55,7 @@ app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")
 app.add_typer(experience_app, name="experience")
+app.add_typer(tasks_app, name="tasks")
 
 
 def main() -> None:

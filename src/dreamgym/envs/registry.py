@@ -41,6 +41,11 @@ class EnvironmentSpec:
     """The agent's own name among the facts of a world sheet."""
     goal_met: Callable[[Task, WorldSheet], bool] | None = None
     """Whether a task is done on these facts, where a sheet can tell."""
+    can_succeed: Callable[[Task, WorldSheet], bool] | None = None
+    """Whether a task can be done, and still is to be, from these facts on, where a sheet can tell."""
+    task_from_instruction: Callable[[str], Task | None] | None = None
+    """The task that an instruction asks for, its goal in `parameters`; None for what it cannot mean here.
+    Tasks that mean the same have the same id, so that nothing is new by its wording alone."""
     refusals: tuple[str, ...] = ()
     """The exact texts by which it says no to an action: nothing has changed, and nothing is earned."""
 

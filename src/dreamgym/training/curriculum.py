@@ -1,0 +1,140 @@
+"""Puts a curriculum together: the pool of a run, who writes variations, and the worlds to dream them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from random import Random
+
+from dreamgym.config import CurriculumConfig
+from dreamgym.curriculum.authors import Author, PromptedAuthor, TaughtAuthor
+from dreamgym.curriculum.gate import Gate
+from dreamgym.curriculum.generator import LanguageModelTaskGenerator
+from dreamgym.curriculum.pool import FILE, TaskPool
+from dreamgym.curriculum.source import Curriculum
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.errors import ConfigError
+from dreamgym.experience.reply import parse_variation, variation_prompt
+from dreamgym.experience.sheet import kinds
+from dreamgym.experience.worlds import Worlds
+from dreamgym.protocols import Embedder, LanguageModel
+from dreamgym.types import Task, WorldSheet
+
+_SHOWN = 12
+"""Instructions that show a language model how tasks are worded."""
+
+
+class DrawnWorlds:
+    """A world sheet for any task: recombined from known ones until the task can succeed on it."""
+
+    def __init__(self, sheets: Iterable[WorldSheet], can_succeed: Callable[[Task, WorldSheet], bool]) -> None:
+        self._worlds = Worlds(sheets)
+        self._can_succeed = can_succeed
+
+    def __call__(self, task: Task, seed: int = 0) -> WorldSheet | None:
+        """The same task and seed, the same sheet; None where none was found."""
+
+        def possible(task: Task, sheet: WorldSheet) -> bool:
+            return self._can_succeed(task, sheet)
+
+        return self._worlds.draw(task, Random(f"{task.id}/{seed}"), possible)
+
+
+def worlds_for(spec: EnvironmentSpec, sheets: Iterable[WorldSheet]) -> DrawnWorlds:
+    """
+    Raises:
+        ConfigError: the environment cannot tell whether a task can succeed.
+    """
+    if spec.can_succeed is None:
+        raise ConfigError(f"{_cannot(spec)} a check that a task can succeed")
+    return DrawnWorlds(sheets, spec.can_succeed)
+
+
+def taught_author(
+    model: LanguageModel, worlds: DrawnWorlds, *, name: str, settings: CurriculumConfig
+) -> TaughtAuthor:
+    """The experience model's own weights, asked as they were taught to vary tasks."""
+
+    def ask(task: Task) -> str | None:
+        sheet = worlds(task)
+        return None if sheet is None else variation_prompt(task.instruction, sheet)
+
+    return TaughtAuthor(model, name=name, ask=ask, read=parse_variation, temperature=settings.temperature)
+
+
+def prompted_author(
+    model: LanguageModel,
+    worlds: DrawnWorlds,
+    seeds: Sequence[Task],
+    *,
+    name: str,
+    settings: CurriculumConfig,
+    seed: int = 0,
+) -> PromptedAuthor:
+    """Any language model, shown what there is in a task's world and how tasks are worded."""
+
+    def world(task: Task) -> str:
+        sheet = worlds(task)
+        return "" if sheet is None else ", ".join(kinds(sheet))
+
+    wordings = sorted({task.instruction for task in seeds})
+    shown = Random(seed).sample(wordings, min(_SHOWN, len(wordings)))
+    return PromptedAuthor(model, name=name, world=world, examples=shown, temperature=settings.temperature)
+
+
+def open_curriculum(
+    folder: Path,
+    seeds: Sequence[Task],
+    spec: EnvironmentSpec,
+    worlds: DrawnWorlds,
+    author: Author | None,
+    *,
+    settings: CurriculumConfig,
+    seed: int = 0,
+    embedder: Embedder | None = None,
+    reserved: Iterable[str] = (),
+) -> Curriculum:
+    """The curriculum of a run, its pool in the run's folder; close `pool` when done.
+
+    Args:
+        author: who writes variations; None for a pool of seed tasks alone.
+        embedder: for PPO, see `Curriculum`.
+        reserved: instructions of the evaluation's splits, which no generated task may equal.
+
+    Raises:
+        ConfigError: the environment cannot read instructions, or the run was begun with other seed tasks.
+    """
+    if author is not None and spec.task_from_instruction is None:
+        raise ConfigError(f"{_cannot(spec)} a reader of instructions")
+    pool = TaskPool(folder / FILE)
+    try:
+        _seed(pool, seeds)
+    except BaseException:
+        pool.close()
+        raise
+    generator = None
+    if author is not None and spec.task_from_instruction is not None:
+        gate = Gate(spec.task_from_instruction, worlds, reserved=reserved)
+        generator = LanguageModelTaskGenerator(
+            author, gate, pool, candidates=settings.candidates, attempts=settings.attempts
+        )
+    return Curriculum(pool, generator, settings=settings, seed=seed, embedder=embedder)
+
+
+def _seed(pool: TaskPool, seeds: Sequence[Task]) -> None:
+    """Add the seed tasks, or what a crash left out of them; a run that has begun keeps those it has."""
+    given = {task.id for task in seeds}
+    held = {each.task.id for each in pool.standings if each.task.origin == "seed"}
+    if held - given or (pool.played and given - held):
+        raise ConfigError(
+            f"{pool.path}: this run was begun with {len(held)} seed tasks, of which {len(held & given)} are "
+            f"among the {len(given)} given now; use the same data to go on, or choose another folder"
+        )
+    pool.add_seeds(seeds)
+
+
+def _cannot(spec: EnvironmentSpec) -> str:
+    return (
+        f"environment {spec.name!r} cannot have generated tasks (set curriculum.generator to none): "
+        "its EnvironmentSpec lacks"
+    )
