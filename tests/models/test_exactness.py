@@ -126,7 +126,8 @@ async def test_a_conversation_that_turns_back_is_exact_too(family: Family) -> No
         turned = (*tokens[:kept], 270, 271, 272)
         completion = await language_model.complete(ask("", prompt_token_ids=turned, conversation="c"))
         check_logprobs(model, completion)
-        reach = 4 if family == "lfm2" else 0
+        convolutions = [kind for kind in getattr(model.config, "layer_types", ()) if kind == "conv"]
+        reach = len(convolutions) * (model.config.conv_L_cache - 1) if convolutions else 0
         assert language_model.meter.reused_tokens - before >= min(kept, len(tokens)) - reach
         await language_model.complete(ask("", prompt_token_ids=tuple(tokens), conversation="c"))
     await language_model.aclose()

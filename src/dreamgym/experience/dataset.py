@@ -82,7 +82,7 @@ def variations(trajectories: Sequence[Trajectory], *, seed: int = 0) -> Iterator
                 )
 
 
-def spared(found: Iterable[Example], *, characters: int = 150_000) -> Iterator[Example]:
+def spared(found: Iterable[Example], *, characters: int = 500_000) -> Iterator[Example]:
     """Without what is said too often: of one and the same reply only as many as make up so many characters.
 
     A help text of a thousand characters that comes in every other episode would take a good part of the

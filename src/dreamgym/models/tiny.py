@@ -138,9 +138,10 @@ def make_model(preset: str, tokenizer: Any, *, family: Family = "lfm2", seed: in
         if family == "llama":
             model: Any = LlamaForCausalLM(LlamaConfig(**settings))  # type: ignore[no-untyped-call]
         else:
-            # Each attention layer finds its predecessors already mixed into every token by a convolution.
+            # Each attention layer finds its predecessors already mixed into every token by a convolution, wide
+            # enough to tell "mug 1," from "mug 2," when the thing listed next is looked for.
             kinds = ["full_attention" if layer % 2 else "conv" for layer in range(shape.layers)]
-            settings |= {"layer_types": kinds, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False}
+            settings |= {"layer_types": kinds, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False}
             model = Lfm2ForCausalLM(Lfm2Config(**settings))  # type: ignore[no-untyped-call]
         _calm_residuals(model, shape.layers)
     return model.eval()

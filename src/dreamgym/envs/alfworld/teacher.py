@@ -160,27 +160,30 @@ def _reason(world: _World, kind: str, words: Mapping[str, str]) -> str:
 
 
 def _goal_check(world: _World, kind: str, words: Mapping[str, str], goal: Mapping[str, str]) -> str:
-    """What the task asks for and how this action stands to it, one small question after the other."""
+    """What the task asks for beside what there is, one small question after the other."""
     wanted, place = goal.get("object_target", "").lower(), goal.get("parent_target", "").lower()
     family = goal.get("task_type", "")
-    thing = words.get("o", "")
-    if kind == "move":
-        checks = [_is(_kind(thing) == wanted, "wanted"), _is(_kind(words["r"]) == place, "the place", "this")]
-        made = PROPERTY.get(family)
-        if made is not None:
-            checks.append(_is(world.has(made, thing), made.removeprefix("is"), "it"))
-        if family == "pick_two_obj_and_place":
-            others = [f for f in world.facts if f[0] == "inreceptacle" and f[2] == words["r"]]
-            checks.append(_is(any(_kind(f[1]) == wanted for f in others), "there", "another"))
-        return f" {', '.join(checks)}."
     if kind == "use" and family == "look_at_obj_in_light":
-        held = world.held()
-        return f" in hand: {held or 'nothing'}, {_is(held is not None and _kind(held) == wanted, 'wanted')}."
-    return ""
+        held = _kind(world.held() or "nothing ")
+        return f" wanted {wanted}, in hand {held}: {_yes(held == wanted)}."
+    if kind != "move" or family == "look_at_obj_in_light":
+        return ""
+    thing, here = words["o"], words["r"]
+    checks = [
+        f"wanted {wanted}, this is {_kind(thing)}: {_yes(_kind(thing) == wanted)}",
+        f"wanted in {place}, this is {_kind(here)}: {_yes(_kind(here) == place)}",
+    ]
+    made = PROPERTY.get(family)
+    if made is not None:
+        checks.append(f"wanted {made.removeprefix('is')}: {_yes(world.has(made, thing))}")
+    if family == "pick_two_obj_and_place":
+        there = [f[1] for f in world.facts if f[0] == "inreceptacle" and f[2] == here]
+        checks.append(f"wanted two, another there: {_yes(any(_kind(name) == wanted for name in there))}")
+    return f" {'; '.join(checks)}."
 
 
-def _is(true: bool, what: str, subject: str = "it") -> str:
-    return f"{subject} is {what}" if true else f"{subject} is not {what}"
+def _yes(true: bool) -> str:
+    return "yes" if true else "no"
 
 
 def _kind(name: str) -> str:
