@@ -213,8 +213,9 @@ class CurriculumConfig(Section):
     """Which tasks come next: how many are generated, when, and from which."""
 
     generator: str = Field(
-        "experience",
-        description="who writes new tasks: experience (the same weights), hf:NAME_OR_PATH, or none",
+        "auto",
+        description="who writes new tasks: experience (the same weights), hf:NAME_OR_PATH, none, or auto: "
+        "experience where the environment can check new tasks",
     )
     generated_fraction: float = Field(
         0.25, ge=0, le=1, description="at most this share of a step's tasks is generated (the paper's λ)"

@@ -10,7 +10,7 @@ Importing a spec must be cheap: what is heavy belongs into `open`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -46,6 +46,9 @@ class EnvironmentSpec:
     task_from_instruction: Callable[[str], Task | None] | None = None
     """The task that an instruction asks for, its goal in `parameters`; None for what it cannot mean here.
     Tasks that mean the same have the same id, so that nothing is new by its wording alone."""
+    evaluation_instructions: Callable[[Any], Awaitable[Sequence[str]]] | None = None
+    """Takes validated `options`: instructions of its evaluation splits, told without playing, which no
+    generated task may repeat."""
     refusals: tuple[str, ...] = ()
     """The exact texts by which it says no to an action: nothing has changed, and nothing is earned."""
 

@@ -71,6 +71,11 @@ class ReasoningExperienceModel:
         self._attempts = attempts
         self._max_tokens = max_tokens
 
+    @property
+    def language_model(self) -> LanguageModel:
+        """The weights that it speaks with; they can also be asked for variations of tasks."""
+        return self._model
+
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
         question = start_prompt(task, sheet, actor=self._settings.actor)
         for attempt in range(self._attempts):

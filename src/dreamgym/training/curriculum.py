@@ -1,4 +1,7 @@
-"""Puts a curriculum together: the pool of a run, who writes variations, and the worlds to dream them in."""
+"""Puts a curriculum together: the pool of a run, who writes variations, and the worlds to dream them in.
+
+`curriculum_of` does all of it from the settings of a run; the parts serve whoever brings a generator along.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 
-from dreamgym.config import CurriculumConfig
+from dreamgym.config import Config, CurriculumConfig, validate
 from dreamgym.curriculum.authors import Author, PromptedAuthor, TaughtAuthor
 from dreamgym.curriculum.gate import Gate
 from dreamgym.curriculum.generator import LanguageModelTaskGenerator
@@ -14,11 +17,15 @@ from dreamgym.curriculum.pool import FILE, TaskPool
 from dreamgym.curriculum.source import Curriculum
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
+from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.reply import parse_variation, variation_prompt
 from dreamgym.experience.sheet import kinds
 from dreamgym.experience.worlds import Worlds
-from dreamgym.protocols import Embedder, LanguageModel
-from dreamgym.types import Task, WorldSheet
+from dreamgym.protocols import Embedder, ExperienceModel, LanguageModel
+from dreamgym.replay.embed import make_embedder
+from dreamgym.training.dreams import Beginning, WorldFor
+from dreamgym.training.student import PREFIX
+from dreamgym.types import Task, Trajectory, WorldSheet
 
 _SHOWN = 12
 """Instructions that show a language model how tasks are worded."""
@@ -38,6 +45,11 @@ class DrawnWorlds:
             return self._can_succeed(task, sheet)
 
         return self._worlds.draw(task, Random(f"{task.id}/{seed}"), possible)
+
+    def beginning(self, task: Task, seed: int) -> Beginning | None:
+        """A `WorldFor` for tasks that no trajectory holds: the experience model imagines how they begin."""
+        sheet = self(task, seed)
+        return None if sheet is None else Beginning(sheet=sheet)
 
 
 def worlds_for(spec: EnvironmentSpec, sheets: Iterable[WorldSheet]) -> DrawnWorlds:
@@ -119,6 +131,93 @@ def open_curriculum(
             author, gate, pool, candidates=settings.candidates, attempts=settings.attempts
         )
     return Curriculum(pool, generator, settings=settings, seed=seed, embedder=embedder)
+
+
+def generates(config: Config, spec: EnvironmentSpec | None) -> bool:
+    """Whether a run has tasks generated: never in reality, where they have no game to be played.
+
+    Raises:
+        ConfigError: they are asked for where none can be had.
+    """
+    wanted = config.curriculum.generator
+    able = spec is not None and spec.task_from_instruction is not None and spec.can_succeed is not None
+    dreaming = config.train.world == "dream"
+    if wanted in ("auto", "none"):
+        return wanted == "auto" and able and dreaming
+    if wanted != "experience" and not (wanted.startswith(PREFIX) and wanted != PREFIX):
+        raise ConfigError(
+            f"expected curriculum.generator auto, none, experience or hf:NAME_OR_PATH, got {wanted!r}"
+        )
+    if dreaming and not able:
+        raise ConfigError(
+            f"curriculum.generator={wanted!r}: environment {config.environment.name!r} cannot read and check "
+            "new tasks (task_from_instruction and can_succeed of its EnvironmentSpec); set it to none"
+        )
+    return dreaming
+
+
+async def curriculum_of(
+    config: Config,
+    spec: EnvironmentSpec,
+    folder: Path,
+    offline: Iterable[Trajectory],
+    seeds: Sequence[Task],
+    experience_model: ExperienceModel,
+) -> tuple[Curriculum, WorldFor] | None:
+    """The curriculum that a run's settings ask for, and the worlds of the tasks it generates.
+
+    Args:
+        offline: where world sheets are taken from.
+        experience_model: whose weights write the variations, unless the settings name others.
+
+    Returns:
+        None where `auto` finds no weights to ask, in an experience model of another kind.
+    """
+    known = (each for each in offline if each.task.environment == config.environment.name)
+    sheets = [each.sheet or hindsight_sheet(each) for each in known if each.task.split == config.train.split]
+    worlds = worlds_for(spec, sheets)
+    author = _author(config, worlds, seeds, experience_model)
+    if author is None:
+        return None
+    reserved: Sequence[str] = ()
+    if spec.evaluation_instructions is not None:
+        options = validate(spec.options, config.environment.options, prefix="environment.options.")
+        reserved = await spec.evaluation_instructions(options)
+    curriculum = open_curriculum(
+        folder,
+        seeds,
+        spec,
+        worlds,
+        author,
+        settings=config.curriculum,
+        seed=config.seed,
+        embedder=make_embedder(config.replay.embedder) if config.learner.algorithm == "ppo" else None,
+        reserved=reserved,
+    )
+    return curriculum, worlds.beginning
+
+
+def _author(
+    config: Config, worlds: DrawnWorlds, seeds: Sequence[Task], experience_model: ExperienceModel
+) -> Author | None:
+    settings = config.curriculum
+    if settings.generator.startswith(PREFIX):
+        from dreamgym.models.chat import as_taught
+        from dreamgym.models.local import LocalLanguageModel
+
+        model = as_taught(LocalLanguageModel.load(settings.generator))
+        return prompted_author(
+            model, worlds, seeds, name=settings.generator, settings=settings, seed=config.seed
+        )
+    own: LanguageModel | None = getattr(experience_model, "language_model", None)
+    if own is not None:
+        return taught_author(own, worlds, name=experience_model.name, settings=settings)
+    if settings.generator == "auto":
+        return None
+    raise ConfigError(
+        f"curriculum.generator={settings.generator!r}: expected an experience model with a language_model, "
+        f"{experience_model.name!r} has none; name another one (hf:NAME_OR_PATH), or set it to none"
+    )
 
 
 def _seed(pool: TaskPool, seeds: Sequence[Task]) -> None:

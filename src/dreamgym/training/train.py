@@ -32,6 +32,7 @@ from dreamgym.training.checkpoints import (
     read_config,
     write_text,
 )
+from dreamgym.training.curriculum import curriculum_of, generates
 from dreamgym.training.dreams import WorldFor
 from dreamgym.training.evaluate import Evaluation, EvaluationSettings, evaluate
 from dreamgym.training.ledger import Ledger
@@ -42,7 +43,7 @@ from dreamgym.training.policy import BASE, PolicyModel, agent_settings, make_lea
 from dreamgym.training.student import PREFIX
 from dreamgym.training.task_list import TaskList
 from dreamgym.training.warm_start import warm_start
-from dreamgym.training.world import Given, open_world
+from dreamgym.training.world import Given, World, open_world
 from dreamgym.types import Task, Trajectory
 
 MakeTaskSource = Callable[[Sequence[Task]], TaskSource]
@@ -99,6 +100,7 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
             raise ConfigError(
                 f"train.reward=sheet: environment {config.environment.name!r} cannot check a sheet; use model"
             )
+    generates(config, spec)
     if chosen.start is not None:
         named_policy(chosen.start)
     for source in chosen.data:
@@ -120,7 +122,7 @@ async def train(
     Args:
         real: instead of the environment that the configuration names; the caller closes it.
         experience_model: instead of the one of `config.train.experience`.
-        make_tasks: a curriculum instead of the tasks as they are.
+        make_tasks: a source of tasks instead of the one that the settings ask for.
         world_for: the worlds of tasks that it generates.
 
     Raises:
@@ -175,7 +177,7 @@ class _Run:
         )
         await self._warm_start()
         learner = make_learner(config, policy)
-        source = (make_tasks or (lambda found: TaskList(found, seed=config.seed)))(world.tasks)
+        source = await self._tasks(stack, given, world, make_tasks)
         monitors = Monitors(
             MonitorSettings(
                 patience=chosen.patience, action=chosen.monitors, reply_limit=config.agent.max_tokens
@@ -218,6 +220,21 @@ class _Run:
         why = await loop.run()
         await ledger.remember()
         return why
+
+    async def _tasks(
+        self, stack: AsyncExitStack, given: Given, world: World, make_tasks: MakeTaskSource | None
+    ) -> TaskSource:
+        """What the caller makes; else a curriculum, where the settings ask for one; else the plain list."""
+        if make_tasks is not None:
+            return make_tasks(world.tasks)
+        config, spec, model = self._config, self._spec, world.experience_model
+        if spec is not None and model is not None and generates(config, spec):
+            planned = await curriculum_of(config, spec, self._folder.path, self._offline, world.tasks, model)
+            if planned is not None:
+                curriculum, given.world_for = planned
+                stack.callback(curriculum.pool.close)
+                return curriculum
+        return TaskList(world.tasks, seed=config.seed)
 
     def finish(self, why: str) -> dict[str, Any]:
         ledger, folder = self._ledger, self._folder

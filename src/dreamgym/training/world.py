@@ -31,6 +31,8 @@ class World:
     tasks: list[Task]
     buffer: ReplayBuffer | None
     """Where fresh transitions go."""
+    experience_model: ExperienceModel | None = None
+    """Who dreams it, if it is a dream."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +83,7 @@ async def open_world(
         return known if known is not None or given.world_for is None else given.world_for(task, seed)
 
     dream = DreamFactory(model, tasks, world_for, horizon=chosen.horizon, refusal_ends=refusal_ends)
-    return World(factory=MeteredFactory(dream), tasks=tasks, buffer=buffer)
+    return World(factory=MeteredFactory(dream), tasks=tasks, buffer=buffer, experience_model=model)
 
 
 def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> CanSucceed | None:

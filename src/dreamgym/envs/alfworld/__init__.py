@@ -16,7 +16,11 @@ from pydantic import Field
 
 from dreamgym.config import Section, nearest_name
 from dreamgym.envs.alfworld.goals import goal_met
-from dreamgym.envs.alfworld.instructions import can_succeed_here, task_from_instruction
+from dreamgym.envs.alfworld.instructions import (
+    can_succeed_here,
+    evaluation_instructions,
+    task_from_instruction,
+)
 from dreamgym.envs.alfworld.teacher import AGENT, REFUSAL, HouseholdTeacher
 from dreamgym.envs.engines import EngineProcess, Engines
 from dreamgym.envs.registry import EnvironmentSpec
@@ -190,5 +194,6 @@ SPEC = EnvironmentSpec(
     goal_met=goal_met,
     can_succeed=can_succeed_here,
     task_from_instruction=task_from_instruction,
+    evaluation_instructions=lambda options: evaluation_instructions(options.data),
     refusals=(REFUSAL,),
 )

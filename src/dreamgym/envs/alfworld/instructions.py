@@ -11,8 +11,10 @@ import functools
 import importlib.util
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from dreamgym.envs.alfworld.generate import FAMILIES
+from dreamgym.envs.alfworld.generate import FAMILIES, SPLITS, generate_game
 from dreamgym.envs.alfworld.goals import can_succeed
 from dreamgym.envs.alfworld.rooms import affordances
 from dreamgym.errors import MissingExtraError
@@ -20,6 +22,8 @@ from dreamgym.types import JsonValue, Task, WorldSheet
 
 _LONGEST = 200
 """Characters of an instruction; the benchmark's longest has 60."""
+_EVALUATED = 200
+"""Generated games of a split whose instructions count as those of the evaluation."""
 _LAMPS = ("DeskLamp", "FloorLamp")
 _SLOT = re.compile(r"\{(\w+)\}")
 _NAME = r"(?P<{0}>[a-z]+)"
@@ -55,6 +59,32 @@ def can_succeed_here(task: Task, sheet: WorldSheet) -> bool:
     """`goals.can_succeed`, with the benchmark's word on which receptacle takes what."""
     _need_tables()
     return can_succeed(task, sheet, contains=affordances().contains)
+
+
+async def evaluation_instructions(data: Path | None) -> list[str]:
+    """Instructions of the official splits other than ``train``; of generated games, which have no end, those
+    of the first in each split.
+
+    Args:
+        data: folder of official games; None: ``ALFWORLD_DATA``, else generated ones.
+    """
+    _need_tables()
+    from dreamgym.envs.alfworld.games import OfficialGames, official_folder
+
+    async def never(game: Path, goal: dict[str, Any]) -> None:
+        """Official games are proven already."""
+
+    folder = data or official_folder()
+    if folder is None:
+        return [
+            generate_game(split, 0, index, 0).instruction
+            for split in SPLITS
+            for index in range(_EVALUATED)
+            if split != "train"
+        ]
+    games = OfficialGames.at(folder)
+    splits = [split for split in games.splits if split != "train"]
+    return [task.instruction for split in splits for task in await games.tasks(split, None, 0, never)]
 
 
 def _task(family: str, template: str, words: Mapping[str, str]) -> Task:

@@ -1,0 +1,147 @@
+"""A whole run with a curriculum: a real agent and learner, household tasks, a stand-in for the dream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dreamgym.config import Config, load_config
+from dreamgym.curriculum.pool import FILE, read_pool
+from dreamgym.envs.alfworld import SPEC, AlfworldOptions
+from dreamgym.envs.alfworld.generate import generate_game
+from dreamgym.envs.alfworld.instructions import can_succeed_here
+from dreamgym.envs.textworld import SPEC as TEXTWORLD
+from dreamgym.errors import ConfigError
+from dreamgym.experience.reply import variation_text
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
+from dreamgym.testing import ScriptedLanguageModel
+from dreamgym.training.curriculum import curriculum_of, generates
+from dreamgym.training.train import train
+from dreamgym.types import Outcome, Prediction, State, Task, Transition, WorldSheet
+
+RECORDED = list(islice(read_trajectories(builtin_dataset()), 300))
+SMALL = [
+    "agent.model=nano",
+    "agent.vocabulary=320",
+    "agent.max_tokens=4",
+    "train.warm_start_steps=0",
+    "train.horizon=2",
+    "train.tasks=4",
+    "train.group=4",
+    "train.monitors=off",
+    "train.remember=false",
+    "curriculum.every=2",
+    "curriculum.generated_fraction=0.5",
+]
+
+
+class CoinDream:
+    """An experience model that lets an action succeed or not by its letters; its weights can vary tasks."""
+
+    name = "coin"
+
+    def __init__(self) -> None:
+        others = sorted({each.task.instruction for each in RECORDED[20:]})
+        self.language_model = ScriptedLanguageModel(
+            lambda request: variation_text(others[request.seed % len(others)])
+        )
+        self.dreamt: dict[str, tuple[Task, WorldSheet]] = {}
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        return State(text="You are in a room.")
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        self.dreamt[task.id] = (task, sheet)
+        won = sum(map(ord, action)) % 2 == 0
+        outcome = Outcome(next_state=State(text="Done."), reward=float(won), terminated=True, success=won)
+        return Prediction(outcome=outcome, sheet=sheet)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    with TrajectoryWriter(tmp_path / "offline") as writer:
+        writer.append(RECORDED[:20])
+    return tmp_path / "offline"
+
+
+def settings(data: Path, out: Path, *more: str) -> Config:
+    return load_config(overrides=[*SMALL, f'train.data=["{data}"]', f'train.out="{out}"', *more])
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+async def test_generated_tasks_are_dreamt_in_worlds_that_allow_them(
+    algorithm: str, data: Path, tmp_path: Path
+) -> None:
+    dream = CoinDream()
+    out = tmp_path / "run"
+    config = settings(data, out, "train.steps=5", f"learner.algorithm={algorithm}")
+    await train(config, experience_model=dream)
+    generated = [standing for standing in read_pool(out / FILE).generated if standing.tries]
+    assert generated
+    for standing in generated:
+        task, sheet = dream.dreamt[standing.task.id]
+        assert can_succeed_here(task, sheet)
+    told = [row["tasks"] for row in rows(out) if row["kind"] == "practice"]
+    assert told[0]["generated_share"] == 0
+    assert max(step["generated_share"] for step in told) == 0.5
+    assert all(row["dropped"] == {} for row in rows(out) if row["kind"] == "practice")
+
+
+async def test_a_run_that_goes_on_has_the_pool_of_one_that_never_stopped(data: Path, tmp_path: Path) -> None:
+    await train(settings(data, tmp_path / "whole", "train.steps=5"), experience_model=CoinDream())
+    for steps in (3, 5):
+        await train(settings(data, tmp_path / "cut", f"train.steps={steps}"), experience_model=CoinDream())
+    whole, cut = (read_pool(tmp_path / name / FILE) for name in ("whole", "cut"))
+    assert [each.task for each in cut.standings] == [each.task for each in whole.standings]
+    assert [each.history for each in cut.standings] == [each.history for each in whole.standings]
+
+
+async def test_without_a_generator_the_tasks_stay_as_they_are(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = settings(data, out, "train.steps=1", "curriculum.generator=none")
+    await train(config, experience_model=CoinDream())
+    assert not (out / FILE).exists()
+
+
+def test_a_generator_that_cannot_be_had_is_said_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"expected curriculum\.generator auto, none, experience or hf:"):
+        generates(load_config(overrides=["curriculum.generator=gpt"]), SPEC)
+    asked = load_config(overrides=["curriculum.generator=experience", "environment.name=textworld"])
+    with pytest.raises(ConfigError, match="cannot read and check new tasks"):
+        generates(asked, TEXTWORLD)
+    assert not generates(load_config(overrides=["environment.name=textworld"]), TEXTWORLD)
+    assert not generates(load_config(overrides=["train.world=real"]), SPEC)
+    assert generates(load_config(), SPEC)
+
+
+async def test_weights_that_cannot_be_asked_leave_auto_without_a_generator(tmp_path: Path) -> None:
+    dream: Any = CoinDream()
+    del dream.language_model
+    tasks = [each.task for each in RECORDED[:3]]
+    assert await curriculum_of(load_config(), SPEC, tmp_path, RECORDED[:3], tasks, dream) is None
+    asked = load_config(overrides=["curriculum.generator=experience"])
+    with pytest.raises(ConfigError, match="expected an experience model with a language_model"):
+        await curriculum_of(asked, SPEC, tmp_path, RECORDED[:3], tasks, dream)
+
+
+async def test_the_instructions_of_the_evaluation_are_told_without_playing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    assert SPEC.evaluation_instructions is not None
+    told = await SPEC.evaluation_instructions(AlfworldOptions())
+    assert generate_game("valid_unseen", 0, 7, 0).instruction in told
+    assert generate_game("valid_seen", 0, 0, 0).instruction in told
+    assert len(told) == 400
