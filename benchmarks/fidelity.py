@@ -3,9 +3,9 @@
     python benchmarks/fidelity.py [--cells default-0 default-1 …] [--runs FOLDER] [--results FOLDER] [--table]
 
 A cell is one `dreamgym experience train` from the shipped trajectories and one `dreamgym experience eval` on
-240 real episodes in unseen rooms, which are recorded once. Each is resumable, and its result is a file of its
-own; the table is made from whatever is there. `--table` makes only that. A default cell takes about twenty
-minutes of one core, and its measurement five more.
+real episodes in unseen rooms, which are recorded once: 240, and 120 of them for the short cells. Each is
+resumable, and its result is a file of its own; the table is made from whatever is there. `--table` makes only
+that. A default cell takes about twenty minutes of one core, and its measurement five more.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def measure(cell: str, runs: Path, result: Path) -> None:
     if not times.exists():
         spent = dreamgym("experience", "train", *taught)
         times.write_text(json.dumps(spent), encoding="utf-8")
-    dreamgym("experience", "eval", str(run), "--data", str(unseen), "--episodes", str(EPISODES))
+    episodes = EPISODES if cell.startswith("default") else EPISODES // 2
+    dreamgym("experience", "eval", str(run), "--data", str(unseen), "--episodes", str(episodes))
     found = {
         "cell": cell,
         "train": f"dreamgym experience train {' '.join(taught[:-2])}",

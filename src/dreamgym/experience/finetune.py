@@ -23,6 +23,7 @@ from torch import Tensor
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.experience.dataset import Example
 from dreamgym.experience.logits import ChosenLogits
+from dreamgym.muon import Muon
 
 _CHECKPOINT = "checkpoint.pt"
 _IGNORED = -100
@@ -127,8 +128,10 @@ class Finetuning:
         for name, parameter in self._taught.items():
             turned = settings.optimiser == "muon" and parameter.ndim == 2 and "embed" not in name
             (matrices if turned else rest).append(parameter)
-        self._muon = _Muon(matrices)
-        self._adam = torch.optim.AdamW(rest, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        adam = torch.optim.AdamW(rest, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self._optimisers: list[tuple[torch.optim.Optimizer, float]] = [(adam, settings.learning_rate)]
+        if matrices:
+            self._optimisers.append((Muon(matrices), settings.matrix_learning_rate))
 
     def run(self, on_progress: OnProgress | None = None) -> Progress:
         """Teach until the last step, or until agreement stops rising; from a checkpoint if there is one."""
@@ -160,10 +163,10 @@ class Finetuning:
             loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._taught.values(), settings.clip)
         scale = _schedule(self.progress.step, settings)
-        for group in self._adam.param_groups:
-            group["lr"] = settings.learning_rate * scale
-        self._adam.step()
-        self._muon.step(settings.matrix_learning_rate * scale)
+        for optimiser, rate in self._optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate * scale
+            optimiser.step()
         self._model.zero_grad(set_to_none=True)
         self.progress.loss = loss.item()
 
@@ -260,8 +263,7 @@ class Finetuning:
                         "progress": asdict(self.progress),
                         "model": {name: p.detach() for name, p in self._taught.items()},
                         "untaught": self._untaught(),
-                        "adam": self._adam.state_dict(),
-                        "muon": self._muon.momenta,
+                        "optimisers": [optimiser.state_dict() for optimiser, _ in self._optimisers],
                     },
                     file,
                 )
@@ -298,46 +300,13 @@ class Finetuning:
         with torch.no_grad():
             for name, parameter in self._taught.items():
                 parameter.copy_(stored["model"][name])
-        self._adam.load_state_dict(stored["adam"])
-        self._muon.momenta = stored["muon"]
+        for (optimiser, _), state in zip(self._optimisers, stored["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
         self.progress = Progress(**stored["progress"])
 
     def _untaught(self) -> list[float]:
         """The last number of every frozen parameter: enough to tell other pretrained weights by."""
         return [p.detach().flatten()[-1].item() for p in self._model.parameters() if not p.requires_grad]
-
-
-class _Muon:
-    """Momentum whose matrix updates are made orthogonal (Newton–Schulz), in the parameters' own precision.
-
-    torch's stock version orthogonalises in bfloat16, which many CPUs only emulate: several times slower here.
-    """
-
-    def __init__(self, matrices: list[torch.nn.Parameter], momentum: float = 0.95) -> None:
-        self._matrices = matrices
-        self._momentum = momentum
-        self.momenta = [torch.zeros_like(matrix) for matrix in matrices]
-
-    @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        for matrix, momentum in zip(self._matrices, self.momenta, strict=True):
-            if matrix.grad is None:
-                continue
-            momentum.mul_(self._momentum).add_(matrix.grad)
-            update = _orthogonal(matrix.grad.add(momentum, alpha=self._momentum))
-            rows, columns = matrix.shape
-            matrix.add_(update, alpha=-learning_rate * max(1.0, rows / columns) ** 0.5)
-
-
-def _orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
-    """The nearest matrix with singular values near 1 (the quintic of the Muon recipe)."""
-    tall = matrix.shape[0] > matrix.shape[1]
-    x: Tensor = matrix.T if tall else matrix
-    x = x / (x.norm() + 1e-7)
-    for _ in range(rounds):
-        square = x @ x.T
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return x.T if tall else x
 
 
 def _schedule(step: int, settings: FinetuneSettings) -> float:

@@ -43,7 +43,7 @@ class FidelitySettings:
     """How much is measured, and how much of it at once."""
 
     gamma: float = 0.99
-    repeats: int = 4
+    repeats: int = 2
     """Dreams of one action list for the replay spread."""
     near_misses: bool = True
     """Whether lists with one action left out are tried for dream → real, beside the recorded ones."""
