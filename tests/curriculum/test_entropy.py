@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_examples import group, seed_task
 
@@ -14,6 +14,7 @@ from dreamgym.curriculum.entropy import cluster, cluster_entropy, group_entropy,
 from dreamgym.replay.embed import LexicalEmbedder
 
 
+@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(0, 20))
 def test_for_returns_of_0_and_1_it_is_p_times_1_minus_p(wins: int, losses: int) -> None:
     number = wins + losses
@@ -53,6 +54,7 @@ def test_there_are_no_more_clusters_than_different_keys() -> None:
         cluster(keys, 0)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(0, 1000))
 def test_every_key_is_with_the_centre_that_is_nearest(number: int, count: int, seed: int) -> None:
     keys = np.random.default_rng(seed).normal(size=(number, 3)).astype(np.float32)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_examples import COLOURS, SHEET, read_colour, seed_task
 
@@ -230,6 +230,7 @@ _PIECES += [
 ]
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)))
 async def test_whatever_a_model_says_only_valid_tasks_come_out_and_every_round_ends(text: str) -> None:
     pool = PoolView()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dreamgym.envs.alfworld import SPEC
@@ -132,6 +132,7 @@ _WORDS += ["on", "into", "desk", "fridge", "coffee", "table", "desklamp", "look"
 _WORDS += ["with", "heat", "and", "it", "them", "find", ".", "!", "\n", "\ud800", "İ", "ſ", "{obj}", "(", ""]
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(max_size=300), st.lists(st.sampled_from(_WORDS), max_size=14).map(" ".join)))
 @example("put a mug in desk" + "." * 150)
 @example("put " + "a " * 80 + "mug in desk")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_examples import group, seed_task
 
@@ -198,6 +198,7 @@ def test_only_one_process_writes_a_pool_and_others_may_read_it(tmp_path: Path) -
         assert len(read_pool(path)) == len(pool)
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=30))
 def test_whatever_an_instruction_says_it_is_kept_word_for_word_or_refused(
     text: str, tmp_path_factory: pytest.TempPathFactory
