@@ -17,7 +17,7 @@ COMMANDS = [
     "quickstart", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
     "data stats", "data validate", "data export", "data pack", "buffer build", "buffer stats",
     "buffer search", "buffer compact", "experience train", "experience eval", "tasks list", "tasks show",
-    "train", "evaluate",
+    "train", "evaluate", "report",
 ]  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def test_the_commands_are_these() -> None:
         "play",
         "train",
         "evaluate",
+        "report",
     }
     assert {group.name for group in app.registered_groups} == {
         "envs",

@@ -13,6 +13,7 @@ from dreamgym.cli.experience import app as experience_app
 from dreamgym.cli.ingest import ingest
 from dreamgym.cli.play import play_command
 from dreamgym.cli.quickstart import quickstart
+from dreamgym.cli.report import report_command
 from dreamgym.cli.tasks import app as tasks_app
 from dreamgym.cli.train import train_command
 
@@ -36,6 +37,7 @@ app = typer.Typer(
     dreamgym experience train --data trajectories --out runs/experience
     dreamgym train --experience runs/experience --out runs/agent     # no real step is taken
     dreamgym evaluate runs/agent --against runs/agent@0              # in the real environment
+    dreamgym report runs/agent                                       # curves and episodes, one HTML file
 
 Every command explains itself with `--help`, prints JSON with `--json` (all but `play`), and can be stopped
 with Ctrl-C and run again.
@@ -51,6 +53,7 @@ app.command("ingest")(ingest)
 app.command("play")(play_command)
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
+app.command("report")(report_command)
 app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")

@@ -1,0 +1,69 @@
+"""`dreamgym report`: what runs came to, as a table here and one self-contained page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from dreamgym.cli import screen
+from dreamgym.cli.options import Json
+from dreamgym.replay.builtin import dataset_path
+from dreamgym.replay.durable import whole_file
+from dreamgym.report.episodes import recorded
+from dreamgym.report.figures import Sheet, as_json, cost_sheet, evaluation_sheet, overview
+from dreamgym.report.files import Problems
+from dreamgym.report.gather import find_runs, read_run
+from dreamgym.report.page import page
+
+
+@screen.command
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, or folders of those.")],
+    out: Annotated[Path, typer.Option(help="Where the page is written.")] = Path("report.html"),
+    trajectories: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Recorded trajectories (a path or builtin:alfworld); those of the runs' tasks are shown "
+            "beside the dreams. May be given more than once.",
+        ),
+    ] = None,
+    episodes: Annotated[int, typer.Option(help="Episodes of each run in the viewer, at most.", min=0)] = 200,
+    as_json_document: Json = False,
+) -> None:
+    """Show what runs came to: a table here, and one HTML file with everything.
+
+    The page has learning curves in dream and reality, reward entropy and the task pool, fidelity and drift,
+    what was spent, and a viewer of episodes, dream and real side by side. It needs no network and no server:
+    open it in any browser, send it to anybody. Runs are only read, also while they are going on.
+
+    Examples:
+
+      dreamgym report runs/agent
+
+      dreamgym report runs/agent runs/dreamer --out report.html --trajectories builtin:alfworld
+
+      dreamgym report runs --json
+    """
+    found = [read_run(name, path, episodes=episodes) for name, path in find_runs(runs)]
+    tasks = {each.task.id for run in found for each in run.kept.episodes}
+    problems = Problems()
+    paths = [dataset_path(each) for each in trajectories or ()]
+    beside = recorded(paths, tasks, episodes, problems)
+    with whole_file(out) as file:
+        file.write_text(page(found, beside), encoding="utf-8")
+    unread = problems.count + sum(run.problems.count for run in found)
+    result = {"report": str(out), "runs": as_json(found), "recorded": len(beside), "problems": unread}
+    sheets = [overview(found), evaluation_sheet(found), cost_sheet(found)]
+    screen.show(result, [_table(sheet) for sheet in sheets if sheet.rows], as_json=as_json_document)
+    if unread:
+        screen.err.print(f"{unread} places could not be read; the page says which", markup=False)
+    if not as_json_document:
+        screen.err.print(f"report: {out}", markup=False, soft_wrap=True)
+
+
+def _table(sheet: Sheet) -> Table:
+    return screen.table(sheet.title, *sheet.columns, rows=sheet.rows)

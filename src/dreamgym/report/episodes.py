@@ -1,0 +1,209 @@
+"""The trajectories of a run, as the page shows them: few enough, cut where they are long, every text tame."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dreamgym.replay.jsonl import SUFFIXES, read_lines
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.report.files import Problems, Row, number, read_rows, visible
+from dreamgym.types import Trajectory, Transition
+
+TEXT_LIMIT = 4000
+"""Characters of one state, thought or reasoning."""
+STEP_LIMIT = 200
+FACT_LIMIT = 400
+PREDICTIONS = "predictions.jsonl"
+"""Where a run tells what its experience model was shown and what it changed, if it does."""
+_DEMONSTRATIONS = 8
+
+Shown: TypeAlias = dict[tuple[str, int], Row]
+"""What is known of a prediction beyond its outcome, by trajectory and position."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """The trajectories of one run: a spread of them, and how many there are in all."""
+
+    episodes: list[Trajectory] = field(default_factory=list)
+    total: int = 0
+    successes: int = 0
+    shown: Shown = field(default_factory=dict)
+
+
+def keep(run: Path, limit: int, problems: Problems) -> Kept:
+    """The trajectories in a run's folder and the folders directly in it, at most `limit`, evenly spread."""
+    kept = Kept()
+    stride = 1
+    for trajectory in _read(trajectory_files(run), problems):
+        kept.successes += trajectory.success
+        if limit and kept.total % stride == 0:
+            kept.episodes.append(trajectory)
+            if len(kept.episodes) > 2 * limit:
+                kept.episodes = kept.episodes[::2]
+                stride *= 2
+        kept.total += 1
+    kept.episodes = _spread(kept.episodes, limit)
+    kept.shown = _shown(run / PREDICTIONS, {each.id for each in kept.episodes}, problems)
+    return kept
+
+
+def recorded(
+    paths: Iterable[Path], tasks: Collection[str], limit: int, problems: Problems, *, of_each: int = 3
+) -> list[Trajectory]:
+    """Trajectories of these tasks from elsewhere, to be seen beside those of the runs."""
+    found: list[Trajectory] = []
+    seen: dict[str, int] = {}
+    for path in paths:
+        for trajectory in read_trajectories(path, on_bad=problems.add):
+            known = seen.get(trajectory.task.id, 0)
+            if trajectory.task.id in tasks and known < of_each and len(found) < limit:
+                seen[trajectory.task.id] = known + 1
+                found.append(trajectory)
+    return found
+
+
+def trajectory_files(run: Path) -> list[Path]:
+    """Files that begin with a trajectory, in the folder and in those directly in it."""
+    try:
+        folders = [run, *sorted(each for each in run.iterdir() if each.is_dir() and not each.is_symlink())]
+        return [
+            file
+            for folder in folders
+            for file in sorted(folder.iterdir())
+            if file.name.endswith(SUFFIXES) and not file.name.startswith(".") and _begins_like_one(file)
+        ]
+    except OSError:
+        return []
+
+
+def told(trajectory: Trajectory, run: str, shown: Shown) -> dict[str, Any]:
+    """An episode as the viewer takes it: plain text and numbers, nothing that could be run."""
+    task, source = trajectory.task, trajectory.provenance
+    facts: Sequence[Sequence[object]] | None = None
+    if trajectory.sheet is not None:
+        facts = trajectory.sheet.facts
+    elif (first := shown.get((trajectory.id, 0))) is not None:
+        facts = _lists(first.get("sheet"))
+    return {
+        "id": _text(trajectory.id),
+        "run": _text(run),
+        "source": "dream" if source.source == "synthetic" else "real",
+        "task": _text(task.id),
+        "instruction": _text(task.instruction),
+        "family": _text(task.family),
+        "origin": task.origin,
+        "policy": _text(source.policy),
+        "version": source.policy_version,
+        "model": None if source.experience_model is None else _text(source.experience_model),
+        "success": trajectory.success,
+        "reward": number(trajectory.total_reward),
+        "sheet": None if facts is None else [_fact(fact) for fact in facts[:FACT_LIMIT]],
+        "facts": len(facts or ()),
+        "start": _text(trajectory.start.text),
+        "length": len(trajectory),
+        "steps": [
+            _step(transition, shown.get((trajectory.id, position)))
+            for position, transition in enumerate(trajectory.transitions[:STEP_LIMIT])
+        ],
+    }
+
+
+def _step(transition: Transition, prediction: Row | None) -> dict[str, Any]:
+    outcome = transition.outcome
+    step: dict[str, Any] = {
+        "action": _text(transition.action),
+        "thought": _text(transition.thought) if transition.thought else None,
+        "state": _text(outcome.next_state.text),
+        "reward": number(outcome.reward),
+        "by": _text(outcome.reward_source),
+        "success": outcome.success,
+        "end": "terminated" if outcome.terminated else "truncated" if outcome.truncated else None,
+        "reasoning": _text(outcome.reasoning) if outcome.reasoning else None,
+        "confidence": number(outcome.confidence),
+    }
+    if prediction is not None:
+        step["prediction"] = {
+            "ended": _facts(prediction.get("ended")),
+            "begun": _facts(prediction.get("begun")),
+            "refused": prediction.get("refused") is True,
+            "demonstrations": [_demonstration(each) for each in _rows(prediction.get("demonstrations"))],
+        }
+    return step
+
+
+def _demonstration(row: Row) -> dict[str, Any]:
+    return {
+        **{name: _text(row.get(name, "")) for name in ("state", "action", "next_state", "trajectory")},
+        "source": "dream" if row.get("source") == "synthetic" else "real",
+        "similarity": number(row.get("similarity")),
+    }
+
+
+def _rows(value: object) -> list[Row]:
+    found = value if isinstance(value, list) else []
+    return [each for each in found if isinstance(each, dict)][:_DEMONSTRATIONS]
+
+
+def _facts(value: object) -> list[str]:
+    return [_fact(each) for each in (_lists(value) or [])[:FACT_LIMIT]]
+
+
+def _lists(value: object) -> list[list[object]] | None:
+    return [each for each in value if isinstance(each, list)] if isinstance(value, list) else None
+
+
+def _fact(fact: Sequence[object]) -> str:
+    """
+    >>> _fact(["in", "apple 1", "fridge 1"])
+    'in(apple 1, fridge 1)'
+    """
+    name, *arguments = [str(part) for part in fact] or [""]
+    return _text(f"{name}({', '.join(arguments)})")
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    if len(text) <= TEXT_LIMIT:
+        return visible(text)
+    return f"{visible(text[:TEXT_LIMIT])} … [{len(text) - TEXT_LIMIT} more characters]"
+
+
+def _read(files: Iterable[Path], problems: Problems) -> Iterator[Trajectory]:
+    for file in files:
+        yield from read_trajectories(file, on_bad=problems.add)
+
+
+def _begins_like_one(file: Path) -> bool:
+    lines = read_lines(file, on_bad=lambda bad: None)
+    try:
+        _, first = next(lines, (0, b""))
+        return b'"schema_version"' in first and b'"turns"' in first
+    finally:
+        lines.close()
+
+
+def _shown(path: Path, ids: Collection[str], problems: Problems) -> Shown:
+    found: Shown = {}
+    for row in read_rows(path, problems):
+        name, position = row.get("trajectory"), row.get("position")
+        if isinstance(name, str) and isinstance(position, int) and name in ids:
+            found[name, position] = row
+    return found
+
+
+def _spread(episodes: list[Trajectory], limit: int) -> list[Trajectory]:
+    """At most `limit` of them, the first and the last included.
+
+    >>> _spread(list(range(10)), 4)
+    [0, 3, 6, 9]
+    """
+    if len(episodes) <= limit:
+        return episodes
+    if limit < 2:
+        return episodes[:limit]
+    last = len(episodes) - 1
+    return [episodes[round(place * last / (limit - 1))] for place in range(limit)]
