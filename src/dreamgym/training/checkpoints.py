@@ -7,6 +7,7 @@ checkpoint.pt     the newest state of everything; replaced whole or not at all
 policies/         what had been learnt at certain steps: light, for evaluation to choose among
 metrics.jsonl     one line per step
 trajectories/     a few rollout groups of every step, to look at
+predictions.jsonl what the experience model was shown and changed in them
 replay.sqlite     the replay buffer, fresh transitions included
 policy/           the policy at the end, in the Hugging Face format
 summary.json      what it came to

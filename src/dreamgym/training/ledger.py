@@ -13,6 +13,7 @@ from dreamgym.replay.rows import decode_trajectory, encode_trajectory
 from dreamgym.training.checkpoints import CHECKPOINT, RunFolder
 from dreamgym.training.evaluate import Evaluation
 from dreamgym.training.metrics import MetricsLog, Row
+from dreamgym.training.predictions import PredictionLog
 from dreamgym.types import RolloutGroup, Trajectory
 
 
@@ -37,6 +38,8 @@ class Ledger:
     weights: Callable[[], Mapping[str, Any]]
     """What has been learnt, for a policy to be kept."""
     buffer: ReplayBuffer | None = None
+    predictions: PredictionLog | None = None
+    """What was behind the steps of kept episodes, in the dream."""
     done: int = 0
     """Steps behind us."""
     spent: dict[str, float] = field(default_factory=dict)
@@ -63,7 +66,10 @@ class Ledger:
     async def keep(self, row: Row, groups: Sequence[RolloutGroup]) -> None:
         """Keep what a step has left; at a checkpoint, all that the next step depends on."""
         self.log.append(row | {"spent": dict(self.spent)})
-        self.keeper.append(each for group in groups[: self.config.keep_groups] for each in group.trajectories)
+        kept = [each for group in groups[: self.config.keep_groups] for each in group.trajectories]
+        self.keeper.append(kept)
+        if self.predictions is not None:
+            self.predictions.keep(kept)
         self.fresh += [each for group in groups for each in group.trajectories]
         if self.done % self.config.keep_every == 0:
             self.folder.save_policy(self.done, self.weights())

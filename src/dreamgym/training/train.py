@@ -40,6 +40,7 @@ from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row
 from dreamgym.training.monitors import Monitors, MonitorSettings
 from dreamgym.training.policy import BASE, PolicyModel, agent_settings, make_learner, make_policy
+from dreamgym.training.predictions import PREDICTIONS, PredictionLog
 from dreamgym.training.student import PREFIX
 from dreamgym.training.task_list import TaskList
 from dreamgym.training.warm_start import warm_start
@@ -191,6 +192,9 @@ class _Run:
             parts={"learner": learner, "tasks": source, "monitors": monitors},
             weights=policy.weights,
             buffer=world.buffer if chosen.remember else None,
+            predictions=stack.enter_context(PredictionLog(self._folder.path / PREDICTIONS, world.watched))
+            if world.watched is not None
+            else None,
         )
         await ledger.resume()
         dreaming = chosen.world == "dream"

@@ -17,6 +17,7 @@ from dreamgym.replay.embed import make_embedder
 from dreamgym.training.checkpoints import BUFFER, RunFolder
 from dreamgym.training.dreams import Beginning, CappedRetriever, DreamFactory, RecordedWorlds, WorldFor
 from dreamgym.training.metering import MeteredFactory
+from dreamgym.training.predictions import WatchedModel
 from dreamgym.types import Task, Trajectory, WorldSheet
 
 OnRow = Callable[[int, int], None]
@@ -33,6 +34,8 @@ class World:
     """Where fresh transitions go."""
     experience_model: ExperienceModel | None = None
     """Who dreams it, if it is a dream."""
+    watched: WatchedModel | None = None
+    """The same model, which remembers what it was shown."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,8 +85,11 @@ async def open_world(
         known = worlds(task, seed)
         return known if known is not None or given.world_for is None else given.world_for(task, seed)
 
-    dream = DreamFactory(model, tasks, world_for, horizon=chosen.horizon, refusal_ends=refusal_ends)
-    return World(factory=MeteredFactory(dream), tasks=tasks, buffer=buffer, experience_model=model)
+    watched = WatchedModel(model)
+    dream = DreamFactory(watched, tasks, world_for, horizon=chosen.horizon, refusal_ends=refusal_ends)
+    return World(
+        factory=MeteredFactory(dream), tasks=tasks, buffer=buffer, experience_model=model, watched=watched
+    )
 
 
 def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> CanSucceed | None:
