@@ -196,6 +196,7 @@ class TrainConfig(Section):
         None, ge=2, description="an episode is truncated when one state has come so often"
     )
     failure_limit: float = Field(0.5, gt=0, le=1, description="share of failed groups that opens the breaker")
+    failure_pause: float = Field(10.0, ge=0, description="seconds before going on after that")
     remember: bool = Field(True, description="put fresh transitions into the run's replay buffer")
     keep_groups: int = Field(1, ge=0, description="rollout groups per step kept to be looked at")
     checkpoint_every: int = Field(1, ge=1, description="steps that a crash may cost")

@@ -184,7 +184,7 @@ class TaskSource(Protocol):
     """
 
     async def sample(self, count: int) -> Sequence[Task]:
-        """Tasks of the next step; the same one may come twice."""
+        """Tasks of the next step; the same one may come twice. Asked again without `record`, the same."""
         ...
 
     async def record(self, groups: Sequence[RolloutGroup]) -> Mapping[str, JsonValue]:

@@ -32,8 +32,9 @@ SMALL = [
     "agent.max_tokens=4",
     "train.world=real",
     "train.horizon=6",
-    "train.warm_start_steps=20",
+    "train.warm_start_steps=100",
     "train.warm_start_rate=0.003",
+    "train.warm_start_matrix_rate=0.02",
     "train.warm_start_batch=8",
     "train.steps=4",
     "train.tasks=2",
@@ -46,14 +47,14 @@ _ENDLESS = CorridorFactory(length=4, horizon=1000)
 
 
 def settings(folder: Path, *overrides: str) -> Config:
-    """A run below `folder`, of the corridors recorded there."""
-    named = [f'train.data=["{folder / "offline"}"]', f'train.out="{folder / "run"}"']
+    """A run in `folder`, of the corridors recorded beside it."""
+    named = [f'train.data=["{folder.parent / "offline"}"]', f'train.out="{folder / "run"}"']
     return load_config(overrides=[*SMALL, *named, *overrides])
 
 
 async def record(folder: Path) -> None:
-    """The expert's episodes of all training tasks, in the folder `offline`."""
-    with TrajectoryWriter(folder / "offline") as writer:
+    """The expert's episodes of all training tasks."""
+    with TrajectoryWriter(folder) as writer:
         for number, task in enumerate(await FACTORY.tasks("train")):
             played = await roll_out(
                 lambda task=task: FACTORY.make(task),  # type: ignore[misc]

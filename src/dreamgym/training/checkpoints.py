@@ -33,7 +33,7 @@ _MAY_CHANGE = frozenset(
         *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens"),
         *("train.out", "train.steps", "train.real_steps", "train.concurrency", "train.retries"),
         *("train.keep_every", "train.keep_groups", "train.monitors"),
-        *("train.patience", "train.failure_limit", "train.episode_seconds"),
+        *("train.patience", "train.failure_limit", "train.failure_pause", "train.episode_seconds"),
         *("train.evaluate_every", "train.evaluate_split", "train.evaluate_episodes"),
     }
 )

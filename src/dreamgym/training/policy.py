@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dreamgym.agent import Agent, AgentSettings, examples, tokenised, tokens_after
 from dreamgym.config import AgentConfig, Config, ExperienceConfig
-from dreamgym.errors import ConfigError
+from dreamgym.errors import ConfigError, StoreError
 from dreamgym.protocols import Environment
 from dreamgym.rollout_groups import MakeMember
 from dreamgym.training.checkpoints import RunFolder, named_policy, read_config
@@ -213,10 +213,13 @@ def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path
 def _save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
-    model.save_pretrained(fresh)
-    tokenizer.save_pretrained(fresh)
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
+    try:
+        model.save_pretrained(fresh)
+        tokenizer.save_pretrained(fresh)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except Exception as error:  # a full disk has as many names as there are libraries that write
+        raise StoreError(f"{folder}: cannot write: {error}; make room and run again") from None
 
 
 def _longest(trajectory: Trajectory) -> int:

@@ -18,20 +18,22 @@ class TaskList:
         self._tasks = tuple(tasks)
         self._seed = seed
         self._drawn = 0
+        self._taken = 0
 
     async def sample(self, count: int) -> list[Task]:
         chosen: list[Task] = []
         while len(chosen) < count:
-            turn, place = divmod(self._drawn, len(self._tasks))
+            turn, place = divmod(self._drawn + len(chosen), len(self._tasks))
             order = list(range(len(self._tasks)))
             Random(f"tasks/{self._seed}/{turn}").shuffle(order)
-            taken = order[place : place + count - len(chosen)]
-            chosen += [self._tasks[number] for number in taken]
-            self._drawn += len(taken)
+            chosen += [self._tasks[number] for number in order[place : place + count - len(chosen)]]
+        self._taken = count
         return chosen
 
     async def record(self, groups: Sequence[RolloutGroup]) -> dict[str, JsonValue]:
-        """Nothing to learn: the list stays as it is."""
+        """Only now is the last sample behind us: a step that was interrupted gets the same tasks again."""
+        self._drawn += self._taken
+        self._taken = 0
         return {}
 
     def state_dict(self) -> dict[str, JsonValue]:

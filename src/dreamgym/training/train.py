@@ -302,6 +302,7 @@ class _Run:
                 repeated_states=chosen.repeated_states,
             ),
             failure_limit=chosen.failure_limit,
+            pause=chosen.failure_pause,
         )
 
     def _validation(self, real: EnvironmentFactory) -> Callable[[], Any]:

@@ -1,0 +1,387 @@
+"""The loop on a very small model: what a run leaves, how it goes on, and when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import training_run
+from training_run import FACTORY, CorridorDream, record, run, settings
+
+from dreamgym.config import Config
+from dreamgym.errors import (
+    ConfigError,
+    EpisodeFailedError,
+    RolloutsFailingError,
+    StoreError,
+    TrainingCollapsedError,
+)
+from dreamgym.models.local import LocalLanguageModel
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.training.checkpoints import RunFolder
+from dreamgym.training.metrics import Row, read_metrics
+from dreamgym.training.train import Told, sim_to_real, train
+from dreamgym.types import (
+    CompletionRequest,
+    FailureKind,
+    Outcome,
+    Prediction,
+    State,
+    Task,
+    Transition,
+    WorldSheet,
+)
+
+DREAM = "train.world=dream"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the recorded corridors are, and every run of them."""
+    home = tmp_path_factory.mktemp("training")
+    asyncio.run(record(home / "offline"))
+    return home
+
+
+@pytest.fixture
+def folder(home: Path) -> Path:
+    made = home / f"test-{len(list(home.iterdir()))}"
+    made.mkdir()
+    return made
+
+
+async def begun(folder: Path) -> Path:
+    """The folder of a run whose warm start is behind it: made once, copied from then on."""
+    template = folder.parent / "begun"
+    if not template.exists():
+        await run(settings(template, DREAM, "train.steps=0"))
+    for part in ("base", "policies"):
+        shutil.copytree(template / "run" / part, folder / "run" / part)
+    return folder / "run"
+
+
+async def never_stopped(folder: Path, *words: str) -> Path:
+    """The same run without interruption, made once."""
+    whole = folder.parent / f"whole {' '.join(words)}"
+    if not whole.exists():
+        if "seed=1" not in words:
+            await begun(whole)
+        await run(settings(whole, *words))
+    return whole / "run"
+
+
+def learnt(out: Path, step: int) -> dict[str, torch.Tensor]:
+    return RunFolder(out).policy_weights(step)
+
+
+def practised(out: Path) -> list[Row]:
+    """The metrics of the steps, without what the clock decides."""
+    rows = read_metrics(out / "metrics.jsonl", "practice")
+    for row in rows:
+        row["spent"] = {name: n for name, n in row["spent"].items() if not name.endswith("seconds")}
+        row["learner"].pop("seconds")
+    return rows
+
+
+def remembered(out: Path) -> set[tuple[str, int]]:
+    with ReplayBuffer.open(out / "replay.sqlite") as buffer:
+        return {(holding.environment, holding.rows) for holding in buffer.stats().holdings}
+
+
+def same_end(one: Path, other: Path, step: int) -> None:
+    """Both runs have learnt the same to the bit, in the same steps, and remember as much."""
+    mine, theirs = learnt(one, step), learnt(other, step)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    rows = practised(one)
+    assert rows == practised(other)
+    assert any(row["learner"]["updates"] for row in rows), "nothing was learnt, so nothing was compared"
+    assert remembered(one) == remembered(other)
+
+
+async def test_a_run_leaves_metrics_policies_trajectories_and_a_model_that_others_can_open(
+    folder: Path,
+) -> None:
+    summary = await run(settings(folder))
+    out = folder / "run"
+    assert (summary["steps"], summary["ended"], summary["policies"]) == (4, "4 steps are done", [0, 2, 4])
+    assert json.loads((out / "summary.json").read_text(encoding="utf-8")) == summary
+    rows = read_metrics(out / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["kind"] == "practice"] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows if row["kind"] == "warm start"][-1] == 100
+    steps = [row["turns"] for row in rows if row["kind"] == "practice"]
+    assert summary["spent"]["real_steps"] == sum(steps)
+    kept = list(read_trajectories(out / "trajectories"))
+    assert len(kept) == 4 * 4, "one group of four per step"
+    assert {each.provenance.source for each in kept} == {"real"}
+    model = LocalLanguageModel.load(out / "policy")
+    told = await model.complete(CompletionRequest(prompt="task: Leave", max_tokens=2))
+    await model.aclose()
+    assert told.token_ids
+    assert not all(torch.equal(learnt(out, 0)[name], weight) for name, weight in learnt(out, 4).items())
+
+
+async def test_practice_in_the_dream_takes_no_real_step_and_is_remembered_as_synthetic(folder: Path) -> None:
+    await begun(folder)
+    config = settings(folder, DREAM)
+    summary = await train(config, experience_model=CorridorDream())
+    assert summary["spent"]["synthetic_steps"] > 0
+    assert not any("real" in name for name in summary["spent"])
+    kept = list(read_trajectories(folder / "run" / "trajectories"))
+    assert {each.provenance.source for each in kept} == {"synthetic"}
+    assert all(each.sheet is not None for each in kept)
+    with ReplayBuffer.open(folder / "run" / "replay.sqlite") as buffer:
+        stats = buffer.stats()
+    assert (stats.real, stats.synthetic) == (0, summary["spent"]["synthetic_steps"])
+
+
+class _Eastward(CorridorDream):
+    """Whoever goes east at first has won."""
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        won = action == "go east"
+        outcome = Outcome(next_state=state, reward=float(won), terminated=True, success=won)
+        return Prediction(outcome=outcome, sheet=sheet)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+async def test_a_policy_learns_what_the_dream_rewards(folder: Path, algorithm: str) -> None:
+    words = (DREAM, f"learner.algorithm={algorithm}", "learner.learning_rate=0.002", "learner.epochs=2")
+    await begun(folder)
+    config = settings(folder, *words, "train.steps=12", "train.tasks=6")
+    await train(config, experience_model=_Eastward())
+    success = [row["success"] for row in practised(folder / "run")]
+    assert sum(success[-3:]) / 3 > max(0.8, sum(success[:3]) / 3 + 0.1)
+
+
+async def test_evaluations_in_reality_choose_the_policy_and_are_counted_apart(folder: Path) -> None:
+    await begun(folder)
+    config = settings(
+        folder,
+        *(DREAM, "train.evaluate_every=2", "train.evaluate_split=test", "train.evaluate_episodes=8"),
+    )
+    summary = await run(config)
+    rows = read_metrics(folder / "run" / "metrics.jsonl", "evaluation")
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    best = max(row["success"]["value"] for row in rows)
+    first = next(row["step"] for row in rows if row["success"]["value"] == best)
+    assert summary["policy"] == first == RunFolder(folder / "run").chosen()
+    assert summary["spent"]["evaluation_real_steps"] > 0
+    assert "real_steps" not in summary["spent"]
+    assert rows[-1]["gap"] is not None
+
+
+def process(folder: Path, *overrides: str, **settings: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, training_run.__file__, str(folder), *overrides],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        **settings,
+    )
+
+
+def killed_at(process: subprocess.Popen[str], metrics: Path, reached: Callable[[list[Row]], bool]) -> None:
+    """kill -9 as soon as the metrics say that a point was reached."""
+    limit = time.monotonic() + 300
+    try:
+        while not (metrics.exists() and reached(read_metrics(metrics))):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < limit
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [(DREAM,), ("learner.algorithm=ppo", "learner.kl=0.01")], ids=["dream", "ppo"]
+)
+async def test_a_run_that_was_killed_again_and_again_ends_like_one_never_stopped(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    words = (*words, "train.steps=6")
+    out = folder / "run"
+    killed_at(process(folder, *words), out / "metrics.jsonl", bool)
+    for step in (1, 3):
+        killed_at(
+            process(folder, *words),
+            out / "metrics.jsonl",
+            lambda rows, step=step: any(  # type: ignore[misc]
+                row["kind"] == "practice" and row["step"] >= step for row in rows
+            ),
+        )
+    summary = await run(settings(folder, *words))
+    assert summary["steps"] == 6
+    same_end(out, await never_stopped(folder, *words), 6)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+async def test_a_run_that_was_interrupted_between_checkpoints_keeps_its_steps_and_ends_the_same(
+    folder: Path, after: int
+) -> None:
+    words = (DREAM, "train.checkpoint_every=2")
+    await begun(folder)
+
+    def stop(told: Told) -> None:
+        if told.stage == "practice" and told.done == after:
+            current.cancel()
+
+    current = asyncio.ensure_future(run(settings(folder, *words), on_progress=stop))
+    with pytest.raises(asyncio.CancelledError):
+        await current
+    state = RunFolder(folder / "run").load("checkpoint.pt")
+    assert state is not None
+    assert state["done"] == after
+    await run(settings(folder, *words))
+    same_end(folder / "run", await never_stopped(folder, *words), 4)
+
+
+async def test_the_same_seed_gives_the_same_run_and_another_seed_another(folder: Path) -> None:
+    first = await never_stopped(folder, DREAM)
+    await run(settings(folder, DREAM))
+    same_end(folder / "run", first, 4)
+    other = await never_stopped(folder, DREAM, "seed=1")
+    assert practised(other) != practised(first)
+
+
+async def test_a_finished_run_goes_on_when_more_steps_are_asked_for(folder: Path) -> None:
+    await begun(folder)
+    for steps in (2, 4):
+        assert (await run(settings(folder, DREAM, f"train.steps={steps}")))["steps"] == steps
+    same_end(folder / "run", await never_stopped(folder, DREAM), 4)
+
+
+async def test_a_folder_that_was_begun_with_other_settings_is_refused(folder: Path) -> None:
+    RunFolder.begin(settings(folder, DREAM)).close()
+    with pytest.raises(ConfigError, match=r"was begun with learner.kl=0.0, now 0.5 is asked for"):
+        await run(settings(folder, DREAM, "learner.kl=0.5"))
+
+
+async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
+    held = RunFolder.begin(settings(folder))
+    try:
+        with pytest.raises(StoreError, match="another process is writing here"):
+            await run(settings(folder))
+    finally:
+        held.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((DREAM, "agent.enforce_actions=true"), "which the dream does not have"),
+        ((DREAM, "train.tasks_from=environment"), "needs train.world=real"),
+        ((DREAM, "train.real_steps=5"), "needs train.world=real"),
+        ((DREAM, "train.reward=sheet"), "cannot check a sheet"),
+        ((DREAM, "train.worlds=recombined"), "cannot tell whether a task can succeed"),
+        (("train.split=tran",), "to take tasks from"),
+        (("agent.adapter=lora",), "adapts pretrained weights"),
+        (("agent.model=huge",), "unknown preset 'huge'"),
+        (("agent.thought=true", "agent.enforce_actions=true"), "expected thought or enforce_actions"),
+        (('train.data=["builtin:alfwrld"]',), "unknown dataset"),
+    ],
+)
+async def test_settings_that_cannot_work_are_named_before_anything_is_learnt(
+    folder: Path, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await run(settings(folder, *words))
+    assert not (folder / "run" / "policies").exists()
+
+
+async def test_a_run_that_earns_nothing_is_warned_of_then_stopped_and_can_be_gone_on_with(
+    folder: Path,
+) -> None:
+    words = ("train.warm_start_steps=0", "train.steps=9", "train.patience=2")
+    warned: list[tuple[int, str]] = []
+
+    def listen(told: Told) -> None:
+        warned.extend((told.done, warning) for warning in told.warnings)
+
+    with pytest.raises(TrainingCollapsedError, match="no reward at all for 4 steps"):
+        await run(settings(folder, *words), on_progress=listen)
+    assert [done for done, warning in warned if warning.startswith("no reward")] == [2]
+    assert (await run(settings(folder, *words, "train.monitors=warn")))["steps"] == 9
+
+
+async def test_a_policy_is_carried_on_in_reality_until_its_real_steps_are_used(folder: Path) -> None:
+    dreamt = await begun(folder)
+    await run(settings(folder, DREAM, "train.steps=2"))
+    config = sim_to_real(str(dreamt), real_steps=60, out=folder / "real")
+    assert (config.train.world, config.agent, config.train.group) == ("real", settings(folder).agent, 4)
+    summary = await run(config)
+    began = learnt(folder / "real", 0)
+    assert all(torch.equal(began[name], weight) for name, weight in learnt(dreamt, 2).items())
+    assert 60 <= summary["spent"]["real_steps"] < 60 + 4 * 6
+    assert summary["ended"].endswith("real steps are used")
+    assert not read_metrics(folder / "real" / "metrics.jsonl", "warm start")
+    other = sim_to_real(str(dreamt), None, ["agent.max_tokens=5"], real_steps=60, out=folder / "other")
+    with pytest.raises(ConfigError, match="other agent settings"):
+        await run(other)
+
+
+class _Dead(CorridorDream):
+    """A server that is gone."""
+
+    async def predict(self, *arguments: Any, **settings: Any) -> Prediction:
+        raise EpisodeFailedError(FailureKind.SERVER_DOWN, "nobody answers")
+
+
+async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_one_goes_on(
+    folder: Path,
+) -> None:
+    await begun(folder)
+    config = settings(folder, DREAM, "train.failure_pause=0.01", "train.retries=0", "train.tasks=8")
+    with pytest.raises(RolloutsFailingError, match=r"rollout groups failed.*server_down.*nobody answers"):
+        await train(config, experience_model=_Dead())
+    assert (await run(config))["steps"] == 4
+
+
+@pytest.mark.slow
+async def test_a_full_disk_ends_in_a_clear_message_and_the_run_goes_on_when_there_is_room(
+    folder: Path,
+) -> None:
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+    cramped = process(folder, DREAM, preexec_fn=little_room)
+    told = cramped.communicate(timeout=300)[1]
+    assert cramped.returncode != 0
+    assert "StoreError" in told
+    assert "warm_start.pt: cannot write" in told
+    assert "make room and run again" in told
+    assert (await run(settings(folder, DREAM)))["steps"] == 4
+
+
+async def test_tasks_may_come_from_the_real_environment(folder: Path) -> None:
+    await begun(folder)
+    config = settings(folder, "train.tasks_from=environment", "train.task_count=3", "train.steps=2")
+    await run(config)
+    kept = {each.task.id for each in read_trajectories(folder / "run" / "trajectories")}
+    assert kept <= {task.id for task in await FACTORY.tasks("train", 3)}
+
+
+def test_settings_of_a_run_are_read_back_as_they_were(tmp_path: Path) -> None:
+    config: Config = settings(tmp_path)
+    RunFolder.begin(config).close()
+    from dreamgym.training.checkpoints import read_config
+
+    assert read_config(tmp_path / "run") == config

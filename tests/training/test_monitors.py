@@ -1,0 +1,178 @@
+"""Monitors, metrics and sources of tasks: the small parts of the loop, each by itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dreamgym.errors import ConfigError, DataError, TrainingCollapsedError
+from dreamgym.testing import CorridorFactory
+from dreamgym.training.dreams import RecordedWorlds
+from dreamgym.training.metrics import MetricsLog, read_metrics
+from dreamgym.training.monitors import Monitors, MonitorSettings
+from dreamgym.training.task_list import TaskList
+from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition, WorldSheet
+
+GOOD = {
+    "step": 0,
+    "episodes": 8,
+    "return_mean": 0.5,
+    "repeated_share": 0.1,
+    "refused_share": 0.1,
+    "failure_share": 0.0,
+    "reply_tokens": 3.0,
+    "learner": {"entropy": 1.0},
+}
+
+
+def watched(monitors: Monitors, *rows: dict[str, Any]) -> list[str]:
+    return [warning for row in rows for warning in monitors.watch({**GOOD, **row})]
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({"return_mean": 0.0}, "no reward at all"),
+        ({"learner": {"entropy": 0.001}}, "entropy near nothing"),
+        ({"repeated_share": 0.95}, "episodes in circles"),
+        ({"refused_share": 0.99}, "nearly every action refused"),
+        ({"failure_share": 0.6}, "most rollout groups failing"),
+        ({"reply_tokens": 31.9}, "replies cut off"),
+    ],
+)
+def test_a_bad_sign_is_told_after_some_steps_and_ends_the_run_after_twice_as_many(
+    bad: dict[str, Any], told: str
+) -> None:
+    monitors = Monitors(MonitorSettings(patience=3, reply_limit=32))
+    assert not watched(monitors, {}, bad, bad)
+    assert [warning.partition(" for ")[0] for warning in watched(monitors, bad)] == [told]
+    assert not watched(monitors, bad, bad, bad)
+    with pytest.raises(TrainingCollapsedError, match=f"{told} for 6 steps"):
+        monitors.check()
+
+
+def test_one_good_step_starts_the_count_anew() -> None:
+    monitors = Monitors(MonitorSettings(patience=2))
+    bad = {"return_mean": 0.0}
+    assert not watched(monitors, bad, {}, bad, {}, bad)
+    monitors.check()
+
+
+def test_a_policy_that_succeeds_may_be_sure_of_itself() -> None:
+    monitors = Monitors(MonitorSettings(patience=1))
+    assert not watched(monitors, {}, {"learner": {"entropy": 0.001}, "return_mean": 0.95})
+
+
+def test_monitors_only_warn_or_are_silent_where_the_settings_say_so() -> None:
+    bad = {"return_mean": 0.0}
+    warning = Monitors(MonitorSettings(patience=1, action="warn"))
+    assert watched(warning, bad, bad, bad)
+    warning.check()
+    assert not watched(Monitors(MonitorSettings(patience=1, action="off")), bad, bad)
+
+
+def test_monitors_go_on_counting_where_they_were_stopped() -> None:
+    bad = {"return_mean": 0.0}
+    first = Monitors(MonitorSettings(patience=2))
+    watched(first, {}, bad)
+    second = Monitors(MonitorSettings(patience=2))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert len(watched(second, bad)) == 1
+    assert second.first_entropy == 1.0
+
+
+def test_a_dream_that_is_far_better_than_reality_is_warned_of() -> None:
+    monitors = Monitors(MonitorSettings())
+    assert not monitors.watch_gap({"gap": 0.1})
+    assert not monitors.watch_gap({"gap": None})
+    assert "40% more of the episodes succeed than in reality" in monitors.watch_gap({"gap": 0.4})[0]
+
+
+def test_of_two_rows_about_a_step_the_last_holds_and_torn_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        for step, value in ((0, 1), (1, 2), (1, 3)):
+            log.append({"kind": "practice", "step": step, "value": value})
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"kind": "practice", "st')
+    with MetricsLog(path) as log:
+        log.append({"kind": "evaluation", "step": 1, "value": 4})
+    assert [row["value"] for row in read_metrics(path)] == [1, 4, 3]
+    assert [row["value"] for row in read_metrics(path, "practice")] == [1, 3]
+    with pytest.raises(DataError, match="expected the metrics of a run"):
+        read_metrics(tmp_path / "nothing")
+
+
+async def test_every_task_comes_once_before_any_comes_again() -> None:
+    tasks = await CorridorFactory(length=4).tasks("train")
+    source = TaskList(tasks, seed=3)
+    drawn: list[str] = []
+    for _ in range(2 * len(tasks)):
+        drawn += [task.id for task in await source.sample(3)]
+        assert not await source.record([])
+    for start in range(0, len(drawn), len(tasks)):
+        assert len(set(drawn[start : start + len(tasks)])) == len(tasks)
+    assert drawn[: len(tasks)] != drawn[len(tasks) : 2 * len(tasks)]
+
+
+async def test_a_list_goes_on_where_it_was_and_refuses_the_state_of_another() -> None:
+    tasks = await CorridorFactory(length=4).tasks("train")
+    source = TaskList(tasks, seed=3)
+    await source.sample(5)
+    await source.record([])
+    assert await source.sample(2) == await source.sample(2), "a step that was interrupted is asked for again"
+    restored = TaskList(tasks, seed=3)
+    restored.load_state_dict(json.loads(json.dumps(source.state_dict())))
+    assert await restored.sample(4) == await source.sample(4)
+    with pytest.raises(ConfigError, match="was begun with"):
+        TaskList(tasks[1:]).load_state_dict(source.state_dict())
+    with pytest.raises(ConfigError, match="at least one task"):
+        TaskList([])
+
+
+def episode(name: str, *places: str) -> Trajectory:
+    """A mug in some place of a room of two shelves."""
+    state = State(text=f"A room, {name}.", admissible_actions=("look",))
+    outcome = Outcome(next_state=state, reward=1.0, terminated=True, success=True)
+    facts = tuple(("inreceptacle", f"mug {number}", place) for number, place in enumerate(places))
+    return Trajectory(
+        id=name,
+        task=Task(id=name, instruction="find the mug", environment="room"),
+        start=state,
+        transitions=(Transition(state=state, action="look", outcome=outcome),),
+        provenance=Provenance(source="real", policy="p"),
+        sheet=WorldSheet(facts=(("opens", "shelf 1"), ("opens", "shelf 2"), *facts)),
+    )
+
+
+def test_a_recorded_task_is_dreamt_in_its_own_world() -> None:
+    recorded = [episode("a", "shelf 1"), episode("b", "shelf 2")]
+    worlds = RecordedWorlds(recorded)
+    assert [task.id for task in worlds.tasks] == ["a", "b"]
+    for each in recorded:
+        found = worlds(each.task, 7)
+        assert found is not None
+        assert found.sheet == each.sheet
+        assert found.first == State(text=each.start.text), "the dream lists no admissible actions"
+    assert worlds(replace(recorded[0].task, id="c"), 0) is None
+
+
+def test_recombined_worlds_differ_by_seed_and_a_group_shares_one() -> None:
+    recorded = [episode("a", "shelf 1", "shelf 2", "shelf 1"), episode("b", "shelf 2", "shelf 1", "shelf 2")]
+
+    def can_succeed(task: Task, sheet: WorldSheet) -> bool:
+        return ("inreceptacle", "mug 0", "shelf 2") in sheet.facts
+
+    worlds = RecordedWorlds(recorded, recombine=can_succeed)
+    found = [worlds(recorded[0].task, seed) for seed in range(20)]
+    assert all(each is not None and can_succeed(recorded[0].task, each.sheet) for each in found)
+    assert len({each.sheet for each in found if each is not None}) > 2
+    assert found == [RecordedWorlds(recorded, recombine=can_succeed)(recorded[0].task, s) for s in range(20)]
+    never = RecordedWorlds(recorded, recombine=lambda task, sheet: False)
+    kept = never(recorded[0].task, 0)
+    assert kept is not None
+    assert kept.sheet == recorded[0].sheet, "where no new world will do, the old one does"
