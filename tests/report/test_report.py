@@ -287,6 +287,30 @@ def test_a_folder_of_runs_is_all_of_them_and_each_has_a_name_of_its_own(
     assert [name for name, _ in found] == ["one/agent", "two/agent"]
 
 
+def test_the_weights_of_a_run_are_no_run(run_folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run_folder, tmp_path / "agent"))
+    (copy / "metrics.jsonl").unlink()
+    (copy / "model").mkdir()
+    (copy / "model" / "config.json").write_text("{}", encoding="utf-8")
+    assert find_runs([copy]) == [("agent", copy)]
+
+
+def test_runs_in_reality_are_compared_by_the_real_steps_they_used(run_folder: Path, tmp_path: Path) -> None:
+    real = tmp_path / "baseline"
+    real.mkdir()
+    (real / "config.json").write_text('{"train": {"world": "real"}}', encoding="utf-8")
+    share = {"value": 0.25, "low": 0.2, "high": 0.3, "count": 200}
+    told: list[dict[str, Any]] = [
+        {"kind": "practice", "step": step, "spent": {"real_steps": 900 * (step + 1)}} for step in range(3)
+    ]
+    told.append({"kind": "evaluation", "step": 2, "success": share})
+    (real / "metrics.jsonl").write_text("\n".join(map(json.dumps, told)), encoding="utf-8")
+    text = page([read(run_folder), read(real)])
+    assert "baseline: 25.0% [20.0%, 30.0%] at 1800" in text
+    assert "agent: 70.0% [56.2%, 80.9%] at 0" in text
+    assert "Real success against real steps" not in page([read(run_folder)])
+
+
 @pytest.mark.parametrize(
     ("place", "message"), [("empty", "found none of metrics.jsonl"), ("nowhere", "nothing")]
 )

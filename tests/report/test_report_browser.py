@@ -185,8 +185,18 @@ def test_the_pages_own_policy_stops_what_would_act_or_call_out(browser: Page, re
     assert any("Content Security Policy" in each for each in browser.complaints)
 
 
-def test_a_phone_shows_it_without_scrolling_sideways_in_light_and_dark(page: Page) -> None:
+def test_a_phone_shows_it_without_scrolling_sideways_in_light_and_dark(page: Page, report: str) -> None:
     page.resize(390, 844)
+    page.requests.clear()
+    page.open(report)
+    assert page.evaluate("document.getElementById('list').scrollTop") == 0
+    for _ in range(18):
+        page.press("n")
+    frame, box = page.evaluate(
+        "['#list', '#list [aria-current=true]'].map(s => document.querySelector(s).getBoundingClientRect())"
+        ".map(b => [b.top, b.bottom])"
+    )
+    assert frame[0] <= box[0] < box[1] <= frame[1] + 1
     wide = "document.documentElement.scrollWidth <= window.innerWidth"
     assert page.evaluate(wide)
     page.press("j")
@@ -199,15 +209,14 @@ def test_a_phone_shows_it_without_scrolling_sideways_in_light_and_dark(page: Pag
     assert page.evaluate(wide)
 
 
-def test_the_browser_is_gone_after_its_block(report: str) -> None:
+def test_the_browser_is_gone_after_its_block() -> None:
     program = find_browser()
     if program is None:
         pytest.skip(f"no browser here (none of {', '.join(NAMES)} on the path)")
     import psutil
 
     before = set(psutil.Process().children(recursive=True))
-    with open_page(program) as opened:
-        opened.open(report)
+    with open_page(program):
         mine = [each for each in psutil.Process().children(recursive=True) if each not in before]
         assert mine
     _, alive = psutil.wait_procs(mine, timeout=10)

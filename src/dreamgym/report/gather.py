@@ -13,7 +13,8 @@ from dreamgym.report.files import Problems, Row, count, number, read_json, read_
 from dreamgym.report.pool import Pool, read_pool
 
 METRICS, SUMMARY, CONFIG, CURVE = "metrics.jsonl", "summary.json", "config.json", "curve.json"
-_SIGNS = (METRICS, SUMMARY, CONFIG, CURVE, "run.json", "fidelity.json", "tasks.jsonl", "trajectories")
+_SIGNS = (METRICS, SUMMARY, CURVE, "run.json", "fidelity.json", "tasks.jsonl", "trajectories")
+"""Not config.json, which folders of weights have too."""
 _MOST_FILES = 200
 
 

@@ -86,10 +86,11 @@
     at = 0;
     show();
     mark();
-    const list = get("list");
-    const place = episode.button;
-    if (place && (place.offsetTop < list.scrollTop
-      || place.offsetTop + place.offsetHeight > list.scrollTop + list.clientHeight)) list.scrollTop = place.offsetTop - 40;
+    // Not scrollIntoView, which would move the whole page along.
+    const [list, place] = [get("list"), episode.button];
+    if (!place?.isConnected) return;
+    const [frame, box] = [list.getBoundingClientRect(), place.getBoundingClientRect()];
+    if (box.top < frame.top || box.bottom > frame.bottom) list.scrollTop += box.top - frame.top - 40;
   };
 
   const sheet = (episode) => {
