@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -33,6 +34,7 @@ from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.checkpoints import RunFolder
 from dreamgym.training.metrics import Row, read_metrics
+from dreamgym.training.policy import opened_policy
 from dreamgym.training.train import Told, sim_to_real, train
 from dreamgym.types import (
     CompletionRequest,
@@ -362,13 +364,32 @@ async def test_a_full_disk_ends_in_a_clear_message_and_the_run_goes_on_when_ther
     def little_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 
-    cramped = process(folder, DREAM, preexec_fn=little_room)
+    words = (DREAM, "train.remember=false")
+    cramped = process(folder, *words, preexec_fn=little_room)
     told = cramped.communicate(timeout=300)[1]
     assert cramped.returncode != 0
-    assert "StoreError" in told
-    assert "warm_start.pt: cannot write" in told
-    assert "make room and run again" in told
-    assert (await run(settings(folder, DREAM)))["steps"] == 4
+    assert re.search(r"StoreError: .*\.pt: cannot write: .*; make room and run again", told), told
+    assert (await run(settings(folder, *words)))["steps"] == 4
+
+
+async def test_pretrained_weights_practise_by_lora_and_leave_a_plain_model(folder: Path) -> None:
+    base = await begun(folder) / "base"
+    words = (DREAM, f'agent.model="hf:{base}"', "agent.adapter=lora", "train.steps=2")
+    await run(settings(folder / "lora", *words, "train.warm_start_steps=3", *_offline(folder)))
+    out = folder / "lora" / "run"
+    assert all("lora" in name for name in learnt(out, 2))
+    assert not (out / "base").exists()
+    assert not list((out / "policy").glob("adapter*"))
+    model = LocalLanguageModel.load(out / "policy")
+    assert (await model.complete(CompletionRequest(prompt="task: Leave", max_tokens=2))).token_ids
+    await model.aclose()
+    async with opened_policy(str(out)) as (policy, name):
+        assert name == f"{out}@2"
+        assert all(torch.equal(policy.weights()[key], weight) for key, weight in learnt(out, 2).items())
+
+
+def _offline(folder: Path) -> list[str]:
+    return [f'train.data=["{folder.parent / "offline"}"]']
 
 
 async def test_tasks_may_come_from_the_real_environment(folder: Path) -> None:

@@ -126,7 +126,8 @@ def run_training(config: Config) -> dict[str, Any]:
 
         def tell(told: Told) -> None:
             for warning in told.warnings:
-                screen.err.print(f"warning: step {told.done}: {warning}", markup=False, soft_wrap=True)
+                where = f"step {told.row['step']}: " if "step" in told.row else ""
+                screen.err.print(f"warning: {where}{warning}", markup=False, soft_wrap=True)
             if told.stage not in jobs:
                 jobs[told.stage] = bar.add_task(told.stage, total=told.total, note="")
             bar.update(jobs[told.stage], completed=told.done, note=_note(told.row))

@@ -59,6 +59,7 @@ class Told:
     """``preparing``, ``warm start`` or ``practice``."""
     done: int
     total: int
+    """In steps; of practice with a budget of real steps, in those."""
     row: Row
     warnings: tuple[str, ...] = ()
 
@@ -75,6 +76,8 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
     Raises:
         ConfigError: they cannot work together.
     """
+    from dreamgym.training.teach import TaughtRun
+
     chosen, agent = config.train, config.agent
     agent_settings(agent)
     spec = (
@@ -86,6 +89,8 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
                 "expected train.experience to name the run of an experience model to dream with "
                 "(dreamgym experience train), or train.world=real"
             )
+        if chosen.experience is not None:
+            TaughtRun.read(chosen.experience)
         if agent.enforce_actions or agent.show_actions != "never":
             raise ConfigError(
                 "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the "
@@ -321,15 +326,11 @@ class _Run:
         self._tell(Told(stage="preparing", done=done, total=total, row={}))
 
     def _say(self, row: Row, warnings: Sequence[str]) -> None:
-        self._tell(
-            Told(
-                stage="practice",
-                done=self._ledger.done,
-                total=self._config.train.steps,
-                row=row,
-                warnings=tuple(warnings),
-            )
-        )
+        budget, ledger = self._config.train.real_steps, self._ledger
+        done, total = ledger.done, self._config.train.steps
+        if budget is not None:
+            done, total = min(budget, int(ledger.spent.get("real_steps", 0))), budget
+        self._tell(Told(stage="practice", done=done, total=total, row=row, warnings=tuple(warnings)))
 
 
 @contextmanager
