@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SHORT = ("--steps", "1000")
+SHORT = ("--steps", "750")
 CELLS: dict[str, tuple[str, ...]] = {
     **{f"default-{seed}": ("--seed", str(seed)) for seed in range(3)},
     "short-full": SHORT,

@@ -63,8 +63,7 @@ def others(recorded: Sequence[Trajectory]) -> list[str]:
 
 def varied(others: Sequence[str]) -> ScriptedLanguageModel:
     def script(request: CompletionRequest) -> str:
-        assert request.prompt.startswith("task: ")
-        assert "\nfact: here: " in request.prompt
+        assert request.prompt.startswith("fact: here: ")
         assert request.prompt.endswith("\naction: vary\n")
         return variation_text(others[request.seed % len(others)])
 

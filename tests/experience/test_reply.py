@@ -63,9 +63,9 @@ def test_a_prompt_holds_what_the_settings_say() -> None:
         task, sheet, [], "You see\na shelf 2.", "take mug 1 from shelf 2", settings=PromptSettings()
     )
     assert full.splitlines() == [
-        "task: put a mug in desk",
         "state: You see\\na shelf 2.",
         "fact: inreceptacle shelf 2: mug 1",
+        "task: put a mug in desk",
         "action: take mug 1 from shelf 2",
     ]
     bare = prompt(task, sheet, [], "s", "look", settings=PromptSettings(sheet=False))

@@ -27,6 +27,8 @@ from dreamgym.muon import Muon
 
 _CHECKPOINT = "checkpoint.pt"
 _IGNORED = -100
+_PADDED = 1.3
+"""How much longer than the shortest the longest example of a part may be."""
 _EXCHANGED = 0.7
 """Share of examples whose exchangeable names are exchanged."""
 
@@ -157,10 +159,14 @@ class Finetuning:
     def _step(self) -> None:
         settings = self._settings
         examples = [self._training[index] for index in self._batch(self.progress.step)]
+        taught = sum(len(example.tokens) - example.reply_at for example in examples)
+        loss = 0.0
         with self._own_chance():
-            logits, targets, _ = self._taught_logits(examples, exchange=True)
-            loss = torch.nn.functional.cross_entropy(logits, targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            for part in _alike(examples):
+                logits, targets, _ = self._taught_logits(part, exchange=True)
+                share = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / taught
+                share.backward()  # type: ignore[no-untyped-call]
+                loss += share.item()
         torch.nn.utils.clip_grad_norm_(self._taught.values(), settings.clip)
         scale = _schedule(self.progress.step, settings)
         for optimiser, rate in self._optimisers:
@@ -168,7 +174,7 @@ class Finetuning:
                 group["lr"] = rate * scale
             optimiser.step()
         self._model.zero_grad(set_to_none=True)
-        self.progress.loss = loss.item()
+        self.progress.loss = loss
 
     def _taught_logits(
         self, examples: Sequence[_Encoded], *, exchange: bool = False
@@ -205,24 +211,14 @@ class Finetuning:
             yield
 
     def _batch(self, step: int) -> list[int]:
-        """The examples of a step. An epoch is shuffled, cut into pieces, and like lengths share a batch."""
+        """The examples of a step. Every step draws from all there is: a step of long examples only would be
+        forgotten before the next one."""
         size = min(self._settings.batch, len(self._training))
-        per_epoch = len(self._training) // size
-        epoch, place = divmod(step, per_epoch)
+        epoch, place = divmod(step, len(self._training) // size)
         if getattr(self, "_epoch", None) != epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch, size)
-        return self._order[place]
-
-    def _shuffled(self, epoch: int, size: int) -> list[list[int]]:
-        rng = Random(f"{self._settings.seed}/{epoch}")
-        order = list(range(len(self._training)))
-        rng.shuffle(order)
-        batches: list[list[int]] = []
-        for start in range(0, len(order), 50 * size):
-            piece = sorted(order[start : start + 50 * size], key=lambda i: len(self._training[i].tokens))
-            batches += [piece[at : at + size] for at in range(0, len(piece) - size + 1, size)]
-        rng.shuffle(batches)
-        return batches
+            self._epoch, self._order = epoch, list(range(len(self._training)))
+            Random(f"{self._settings.seed}/{epoch}").shuffle(self._order)
+        return self._order[place * size : (place + 1) * size]
 
     @torch.no_grad()
     def _evaluate(self) -> None:
@@ -314,6 +310,17 @@ def _schedule(step: int, settings: FinetuneSettings) -> float:
     left = (settings.steps - step) / max(1, settings.steps)
     falling = 1.0 if left > settings.falling_share else max(0.02, left / settings.falling_share)
     return rising * falling
+
+
+def _alike(examples: Sequence[_Encoded]) -> Iterator[list[_Encoded]]:
+    """Parts of like length, so that little is spent on padding."""
+    part: list[_Encoded] = []
+    for example in sorted(examples, key=lambda example: len(example.tokens)):
+        if part and len(example.tokens) > _PADDED * len(part[0].tokens):
+            yield part
+            part = []
+        part.append(example)
+    yield part
 
 
 def _padded(examples: Sequence[_Encoded]) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,8 @@ _FORM = re.compile(
     r"next: (?P<next>[^\n]+)\nend: (?P<end>no|yes|success)\s*\Z"
 )
 _FACT = re.compile(r"\A([+-]) (\S+)(?: (.+))?\Z")
+OPENINGS = ("like: ", "then: ", "state: ", "fact: ", "task: ")
+"""How a question may begin; no reply begins so."""
 _LONGEST = 20_000
 """Characters of a reply; more is refused unread."""
 
@@ -76,12 +78,13 @@ def prompt(
     *,
     settings: PromptSettings,
 ) -> str:
-    """What the model is asked. The sheet comes last, the lines the action names nearest to the answer."""
+    """What the model is asked. What the answer copies from comes last: the facts that the action names, the
+    task, the action."""
 
     def cut(text: str) -> str:
         return _one_line(text)[: settings.text_limit]
 
-    lines = [f"task: {_one_line(task.instruction)}"]
+    lines: list[str] = []
     for found in reversed(demonstrations[: settings.demonstrations]):
         past = found.transition
         lines.append(f"like: {_action(past)} => {cut(past.outcome.next_state.text)}")
@@ -91,7 +94,7 @@ def prompt(
     lines.append(f"state: {cut(state)}")
     if settings.sheet and sheet is not None:
         lines += [f"fact: {line}" for line in sheet_lines(sheet, action, settings.actor)]
-    lines.append(f"action: {_one_line(action)[:500]}")
+    lines += [f"task: {_one_line(task.instruction)}", f"action: {_one_line(action)[:500]}"]
     return "\n".join(lines) + "\n"
 
 
@@ -185,11 +188,8 @@ def _lines(text: str) -> str:
 def start_prompt(task: Task, sheet: WorldSheet, *, actor: str | None = None) -> str:
     """Asks for the first state of an episode: what stands in the open, since nothing was looked into yet."""
     around = [fact for fact in touched(sheet, "", actor=actor) if len(fact) > 2] if actor else []
-    lines = [*listings(sheet), *tell(around)]
-    return (
-        "\n".join([f"task: {_one_line(task.instruction)}", *(f"fact: {x}" for x in lines), "action: start"])
-        + "\n"
-    )
+    lines = [f"fact: {line}" for line in (*tell(around), *listings(sheet))]
+    return "\n".join([*lines, f"task: {_one_line(task.instruction)}", "action: start"]) + "\n"
 
 
 def start_text(state: str) -> str:
@@ -207,7 +207,7 @@ def parse_start(text: str) -> str | None:
 
 def variation_prompt(instruction: str, sheet: WorldSheet) -> str:
     """Asks for another task in the same world (the paper's Eq. 6, on the same weights)."""
-    return f"task: {_one_line(instruction)}\nfact: here: {', '.join(kinds(sheet))}\naction: vary\n"
+    return f"fact: here: {', '.join(kinds(sheet))}\ntask: {_one_line(instruction)}\naction: vary\n"
 
 
 def variation_text(instruction: str) -> str:

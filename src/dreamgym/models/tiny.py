@@ -29,8 +29,9 @@ from dreamgym.errors import ConfigError
 
 PAD, END, BEGIN = "<pad>", "<eos>", "<bos>"
 SPECIAL_TOKENS = (PAD, END, BEGIN)
-_WORDS = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]|\s"
-"""Words, numbers of up to three digits, marks, each with the space before it; other white space."""
+_WORDS = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]| {2,}|\s"
+"""Words, numbers of up to three digits, marks, each with the space before it; other white space. Spaces in a
+row are one piece: counting them is harder to learn than a whole help text."""
 
 Family = Literal["lfm2", "llama"]
 
@@ -138,8 +139,8 @@ def make_model(preset: str, tokenizer: Any, *, family: Family = "lfm2", seed: in
         if family == "llama":
             model: Any = LlamaForCausalLM(LlamaConfig(**settings))  # type: ignore[no-untyped-call]
         else:
-            # Each attention layer finds its predecessors already mixed into every token by a convolution, wide
-            # enough to tell "mug 1," from "mug 2," when the thing listed next is looked for.
+            # Each attention layer finds its predecessors already mixed into every token by a convolution,
+            # wide enough to tell "mug 1," from "mug 2," when the thing listed next is looked for.
             kinds = ["full_attention" if layer % 2 else "conv" for layer in range(shape.layers)]
             settings |= {"layer_types": kinds, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False}
             model = Lfm2ForCausalLM(Lfm2Config(**settings))  # type: ignore[no-untyped-call]

@@ -52,7 +52,7 @@ def make_student(settings: ExperienceConfig, corpus: Sequence[Example], seed: in
         ConfigError: there is no such model or device, or the model cannot be taught replies.
         MissingExtraError: LoRA is asked for and PEFT is not installed.
     """
-    _hush()
+    hush()
     device = _device(settings)
     precision = _precision(settings, device)
     if settings.model.startswith(PREFIX):
@@ -161,7 +161,7 @@ def _precision(settings: ExperienceConfig, device: str) -> Literal["fp32", "bf16
     return "bf16" if any(ask is not None and ask() for ask in asked) else "fp32"
 
 
-def _hush() -> None:
+def hush() -> None:
     """transformers talks about kernels that a CPU does not have, and draws bars of its own."""
     from transformers.utils import logging
 

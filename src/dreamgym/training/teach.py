@@ -20,7 +20,7 @@ from dreamgym.experience.dataset import Example, examples, held_out, spared, var
 from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
 from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.model import ReasoningExperienceModel
-from dreamgym.experience.reply import PromptSettings
+from dreamgym.experience.reply import OPENINGS, PromptSettings
 from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embed import make_embedder
@@ -206,7 +206,7 @@ def encoder(tokenizer: Any) -> Encoder:
     codec = TextCodec(tokenizer)
 
     def encode(text: str) -> list[int]:
-        return codec.start(text) if text.startswith("task: ") else codec.more(text)
+        return codec.start(text) if text.startswith(OPENINGS) else codec.more(text)
 
     return encode
 

@@ -161,12 +161,14 @@ def _reason(world: _World, kind: str, words: Mapping[str, str]) -> str:
 
 def _goal_check(world: _World, kind: str, words: Mapping[str, str], goal: Mapping[str, str]) -> str:
     """What the task asks for beside what there is, one small question after the other."""
-    wanted, place = goal.get("object_target", "").lower(), goal.get("parent_target", "").lower()
     family = goal.get("task_type", "")
-    if kind == "use" and family == "look_at_obj_in_light":
+    light = family == "look_at_obj_in_light"
+    wanted = goal.get("object_target", "").lower()
+    place = goal.get("toggle_target" if light else "parent_target", "").lower()
+    if kind == "use" and light:
         held = _kind(world.held() or "nothing ")
         return f" wanted {wanted}, in hand {held}: {_yes(held == wanted)}."
-    if kind != "move" or family == "look_at_obj_in_light":
+    if kind != "move":
         return ""
     thing, here = words["o"], words["r"]
     checks = [
