@@ -259,10 +259,12 @@ def test_the_command_writes_a_page_prints_a_table_and_leaves_the_run_alone(
 ) -> None:
     before = {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()}
     out = tmp_path / "deep" / "report.html"
-    words = ["report", str(run_folder), "--out", str(out)]
+    other = Path(shutil.copytree(run_folder, tmp_path / "[red]\x1b[2J"))
+    words = ["report", str(run_folder), str(other), "--out", str(out)]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "240"})
     assert done.exit_code == 0, done.output
     assert "50.0% [18.8, 81.2] (6)" in done.output
+    assert "[red]\\x1b[2J" in done.output
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == before
 

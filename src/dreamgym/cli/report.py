@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from dreamgym.cli import screen
@@ -13,10 +14,13 @@ from dreamgym.cli.options import Json
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.durable import whole_file
 from dreamgym.report.episodes import recorded
-from dreamgym.report.figures import Sheet, as_json, cost_sheet, evaluation_sheet, overview
-from dreamgym.report.files import Problems
+from dreamgym.report.figures import Sheet, as_json, cost_sheet, evaluation_sheet, overview, turned
+from dreamgym.report.files import Problems, visible
 from dreamgym.report.gather import find_runs, read_run
 from dreamgym.report.page import page
+
+_ABREAST = 4
+"""Runs beside one another in a terminal."""
 
 
 @screen.command
@@ -57,7 +61,8 @@ def report_command(
         file.write_text(page(found, beside), encoding="utf-8")
     unread = problems.count + sum(run.problems.count for run in found)
     result = {"report": str(out), "runs": as_json(found), "recorded": len(beside), "problems": unread}
-    sheets = [overview(found), evaluation_sheet(found), cost_sheet(found)]
+    sides = [turned(overview(found[start : start + _ABREAST])) for start in range(0, len(found), _ABREAST)]
+    sheets = [*sides, evaluation_sheet(found), cost_sheet(found)]
     screen.show(result, [_table(sheet) for sheet in sheets if sheet.rows], as_json=as_json_document)
     if unread:
         screen.err.print(f"{unread} places could not be read; the page says which", markup=False)
@@ -66,4 +71,5 @@ def report_command(
 
 
 def _table(sheet: Sheet) -> Table:
-    return screen.table(sheet.title, *sheet.columns, rows=sheet.rows)
+    columns = [escape(visible(column)) for column in sheet.columns]  # names of runs are among them
+    return screen.table(sheet.title, *columns, rows=sheet.rows)

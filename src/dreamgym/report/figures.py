@@ -153,6 +153,16 @@ def overview(runs: Sequence[Run]) -> Sheet:
     )
 
 
+def turned(sheet: Sheet) -> Sheet:
+    """The same with rows for columns: few runs of which much is told fit a terminal better so.
+
+    >>> turned(Sheet(title="", columns=("run", "steps"), rows=(("a", "1"), ("b", "2")))).rows
+    (('steps', '1', '2'),)
+    """
+    head, *rows = zip(sheet.columns, *sheet.rows, strict=True)
+    return Sheet(title=sheet.title, columns=head, rows=tuple(rows), note=sheet.note)
+
+
 def evaluation_sheet(runs: Sequence[Run]) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for run in runs:
