@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from dreamgym.config import TrainConfig
 from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.log import records
 from dreamgym.replay.offline import TrajectoryWriter
 from dreamgym.replay.rows import decode_trajectory, encode_trajectory
 from dreamgym.training.checkpoints import CHECKPOINT, RunFolder
@@ -106,8 +107,7 @@ class Ledger:
         """Put what was played into the buffer: only after the checkpoint, so that no step is dreamt with
         demonstrations of its own that a crash took back. Adding twice is harmless."""
         if self.buffer is not None:
-            for each in self.fresh:
-                await self.buffer.add(each)
+            await self.buffer.add([row for each in self.fresh for row in records(each)])
         self.fresh = []
 
     def keep_evaluation(self, found: Evaluation, dreamt: float | None) -> Row:

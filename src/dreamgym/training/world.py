@@ -14,12 +14,15 @@ from dreamgym.experience.worlds import CanSucceed
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embed import make_embedder
+from dreamgym.replay.log import records
 from dreamgym.training.checkpoints import BUFFER, RunFolder
 from dreamgym.training.dreams import Beginning, CappedRetriever, DreamFactory, RecordedWorlds, WorldFor
 from dreamgym.training.metering import MeteredFactory
 from dreamgym.training.predictions import WatchedModel
 from dreamgym.types import Task, Trajectory, WorldSheet
 
+_AT_ONCE = 50
+"""Trajectories that are stored with one sync."""
 OnRow = Callable[[int, int], None]
 """Told how many of how many trajectories are in the buffer."""
 
@@ -164,8 +167,9 @@ async def _open_buffer(
     )
     if shown:
         known = await buffer.known([each.id for each in offline])
-        for number, each in enumerate(offline):
-            if len(known.get(each.id, ())) < len(each):
-                await buffer.add(each)
-            on_row(number + 1, len(offline))
+        missing = [each for each in offline if len(known.get(each.id, ())) < len(each)]
+        for start in range(0, len(missing), _AT_ONCE):
+            some = missing[start : start + _AT_ONCE]
+            await buffer.add([row for each in some for row in records(each)])
+            on_row(start + len(some), len(missing))
     return buffer
