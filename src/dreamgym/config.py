@@ -170,6 +170,9 @@ class TrainConfig(Section):
         "recorded", description="world sheets as recorded, or things laid anew within their room"
     )
     horizon: int = Field(50, ge=1, description="actions of an imagined episode")
+    unreadable: Literal["refuse", "fail"] = Field(
+        "refuse", description="an action without a readable reply is refused, or fails its rollout group"
+    )
     start: str | None = Field(
         None, description="RUN or RUN@STEP whose policy is gone on from, instead of a warm start"
     )

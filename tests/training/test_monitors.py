@@ -9,13 +9,24 @@ from typing import Any
 
 import pytest
 
-from dreamgym.errors import ConfigError, DataError, TrainingCollapsedError
+from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, TrainingCollapsedError
+from dreamgym.synthetic import SyntheticEnvironment
 from dreamgym.testing import CorridorFactory
-from dreamgym.training.dreams import RecordedWorlds
-from dreamgym.training.metrics import MetricsLog, read_metrics
+from dreamgym.training.dreams import ForgivingModel, RecordedWorlds
+from dreamgym.training.metrics import UNREADABLE, MetricsLog, read_metrics
 from dreamgym.training.monitors import Monitors, MonitorSettings
 from dreamgym.training.task_list import TaskList
-from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition, WorldSheet
+from dreamgym.types import (
+    FailureKind,
+    Outcome,
+    Prediction,
+    Provenance,
+    State,
+    Task,
+    Trajectory,
+    Transition,
+    WorldSheet,
+)
 
 GOOD = {
     "step": 0,
@@ -40,6 +51,7 @@ def watched(monitors: Monitors, *rows: dict[str, Any]) -> list[str]:
         ({"learner": {"entropy": 0.001}}, "entropy near nothing"),
         ({"repeated_share": 0.95}, "episodes in circles"),
         ({"refused_share": 0.99}, "nearly every action refused"),
+        ({"unreadable_share": 0.6}, "most replies of the experience model unreadable"),
         ({"failure_share": 0.6}, "most rollout groups failing"),
         ({"reply_tokens": 31.9}, "replies cut off"),
     ],
@@ -159,6 +171,37 @@ def test_a_recorded_task_is_dreamt_in_its_own_world() -> None:
         assert found.sheet == each.sheet
         assert found.first == State(text=each.start.text), "the dream lists no admissible actions"
     assert worlds(replace(recorded[0].task, id="c"), 0) is None
+
+
+class _Stammering:
+    """An experience model whose replies cannot be read, or that is gone."""
+
+    name = "stammering"
+
+    def __init__(self, kind: FailureKind) -> None:
+        self._kind = kind
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        return State(text="A room.")
+
+    async def predict(self, *arguments: object) -> Prediction:
+        raise EpisodeFailedError(self._kind, "expected four lines")
+
+
+async def test_an_action_without_a_readable_reply_is_refused_and_counted() -> None:
+    task = episode("a", "shelf 1").task
+    sheet = WorldSheet(facts=(("opens", "shelf 1"),))
+    for kind in (FailureKind.PARSE_ERROR, FailureKind.SERVER_DOWN):
+        model = ForgivingModel(_Stammering(kind), "Nothing happens.")
+        dream = SyntheticEnvironment(task, model, sheet, horizon=2)
+        await dream.start()
+        if kind is FailureKind.SERVER_DOWN:
+            with pytest.raises(EpisodeFailedError):
+                await dream.step("sing")
+            continue
+        first, last = await dream.step("sing"), await dream.step("sing")
+        assert (first.next_state.text, first.reward, first.over) == ("Nothing happens.", 0.0, False)
+        assert (first.reward_source, last.truncated, dream.sheet) == (UNREADABLE, True, sheet)
 
 
 def test_recombined_worlds_differ_by_seed_and_a_group_shares_one() -> None:

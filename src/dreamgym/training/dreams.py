@@ -11,12 +11,24 @@ from random import Random
 from typing import Protocol
 
 from dreamgym.config import nearest_name
-from dreamgym.errors import ConfigError
+from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.worlds import CanSucceed, Worlds
 from dreamgym.protocols import ExperienceModel, Keys, Retriever
 from dreamgym.synthetic import SyntheticEnvironment
-from dreamgym.types import Demonstration, RetrievalFilter, State, Task, Trajectory, WorldSheet
+from dreamgym.training.metrics import UNREADABLE
+from dreamgym.types import (
+    Demonstration,
+    FailureKind,
+    Outcome,
+    Prediction,
+    RetrievalFilter,
+    State,
+    Task,
+    Trajectory,
+    Transition,
+    WorldSheet,
+)
 
 _REMEMBERED = 4096
 """Worlds drawn and kept for the other members of their group."""
@@ -129,6 +141,38 @@ class DreamFactory:
 
     async def aclose(self) -> None:
         """Nothing to close: the experience model belongs to whoever made it."""
+
+
+class ForgivingModel:
+    """An experience model that says no, as its environment would, where it gave an action no readable reply.
+
+    A policy that babbles leads the model to places it was never taught. That is the policy's to learn from,
+    and not a failure that drops its whole rollout group; outcomes of this kind are marked and counted.
+    """
+
+    def __init__(self, inner: ExperienceModel, refusal: str) -> None:
+        self._inner = inner
+        self._refusal = refusal
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        return await self._inner.imagine_start(task, sheet)
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        try:
+            return await self._inner.predict(task, sheet, history, state, action)
+        except EpisodeFailedError as error:
+            if error.kind is not FailureKind.PARSE_ERROR:
+                raise
+        outcome = Outcome(
+            next_state=State(text=self._refusal), reward=0.0, terminated=False, reward_source=UNREADABLE
+        )
+        return Prediction(outcome=outcome, sheet=sheet, refused=True)
 
 
 class CappedRetriever:

@@ -16,6 +16,8 @@ from dreamgym.rollout_groups import GroupReport
 from dreamgym.types import RolloutGroup, Trajectory
 
 Row = dict[str, Any]
+UNREADABLE = "unreadable"
+"""The source of a reward of 0 for an action to which the experience model gave no readable reply."""
 
 
 class MetricsLog:
@@ -91,6 +93,7 @@ def practice_row(
         "groups": len(report.groups),
         "dropped": {str(kind): count for kind, count in report.failures.items()},
         "failure_share": _share(len(report.dropped), asked),
+        "last_failure": report.dropped[-1].message[:300] if report.dropped else None,
         "episodes": len(members),
         "turns": len(turns),
         "success": _share(sum(member.success for member in members), len(members)),
@@ -98,6 +101,9 @@ def practice_row(
         "reward_entropy": _mean([reward_spread(group) for group in report.groups]),
         "truncated_share": _share(sum(_truncated(member) for member in members), len(members)),
         "refused_share": _share(sum(turn.outcome.next_state.text in refusals for turn in turns), len(turns)),
+        "unreadable_share": _share(
+            sum(turn.outcome.reward_source == UNREADABLE for turn in turns), len(turns)
+        ),
         "repeated_share": _mean([repeated_share(member) for member in members]),
         "episode_turns": _mean([float(len(member)) for member in members]),
         "reply_tokens": _mean([float(count) for count in written]),

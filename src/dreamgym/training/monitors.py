@@ -107,6 +107,10 @@ def _refused(row: Mapping[str, Any], monitors: Monitors) -> bool:
     return bool(row["refused_share"] > monitors.settings.refused_limit)
 
 
+def _unreadable(row: Mapping[str, Any], monitors: Monitors) -> bool:
+    return bool(row.get("unreadable_share", 0.0) > monitors.settings.failure_limit)
+
+
 def _failing(row: Mapping[str, Any], monitors: Monitors) -> bool:
     return bool(row["failure_share"] > monitors.settings.failure_limit)
 
@@ -132,6 +136,10 @@ _SIGNS: dict[str, tuple[Sign, str]] = {
     "nearly every action refused": (
         _refused,
         "the policy has lost the form of actions; go back to an earlier policy, or warm-start longer",
+    ),
+    "most replies of the experience model unreadable": (
+        _unreadable,
+        "it does not know what the policy does; warm-start longer, or teach it longer",
     ),
     "most rollout groups failing": (
         _failing,

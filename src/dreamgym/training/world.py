@@ -16,7 +16,14 @@ from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embed import make_embedder
 from dreamgym.replay.log import records
 from dreamgym.training.checkpoints import BUFFER, RunFolder
-from dreamgym.training.dreams import Beginning, CappedRetriever, DreamFactory, RecordedWorlds, WorldFor
+from dreamgym.training.dreams import (
+    Beginning,
+    CappedRetriever,
+    DreamFactory,
+    ForgivingModel,
+    RecordedWorlds,
+    WorldFor,
+)
 from dreamgym.training.metering import MeteredFactory
 from dreamgym.training.predictions import WatchedModel
 from dreamgym.types import Task, Trajectory, WorldSheet
@@ -88,7 +95,8 @@ async def open_world(
         known = worlds(task, seed)
         return known if known is not None or given.world_for is None else given.world_for(task, seed)
 
-    watched = WatchedModel(model)
+    forgiving = chosen.unreadable == "refuse" and spec is not None and spec.refusals
+    watched = WatchedModel(ForgivingModel(model, spec.refusals[0]) if spec and forgiving else model)
     dream = DreamFactory(watched, tasks, world_for, horizon=chosen.horizon, refusal_ends=refusal_ends)
     return World(
         factory=MeteredFactory(dream), tasks=tasks, buffer=buffer, experience_model=model, watched=watched
