@@ -165,7 +165,9 @@ class TrainConfig(Section):
     )
     world: Literal["dream", "real"] = Field("dream", description="where to practise")
     experience: Path | None = Field(None, description="run of the experience model that is dreamt with")
-    reward: Literal["model", "sheet"] = Field("model", description="who grades in the dream")
+    reward: Literal["auto", "model", "sheet"] = Field(
+        "auto", description="who grades in the dream; auto: the sheet where the environment can read it"
+    )
     worlds: Literal["recorded", "recombined"] = Field(
         "recorded", description="world sheets as recorded, or things laid anew within their room"
     )

@@ -30,7 +30,10 @@ from dreamgym.types import State, Task, Trajectory, WorldSheet
 if TYPE_CHECKING:
     from dreamgym.experience.model import ReasoningExperienceModel
 
-Reward = Annotated[str, typer.Option(help="Who grades: model (its own word) or sheet.")]
+Reward = Annotated[
+    str | None,
+    typer.Option(help="Who grades: sheet (the goal, read off the facts) or model (its own word)."),
+]
 Buffer = Annotated[
     str | None, typer.Option(help="Replay buffer to show demonstrations from, if it was taught with any.")
 ]
@@ -77,13 +80,25 @@ def known_environment(name: str) -> EnvironmentSpec | None:
     return find_environment(name) if name in environment_names() else None
 
 
+def who_grades(reward: str | None, spec: EnvironmentSpec | None) -> str:
+    """The grader that was asked for; if none was, the sheet where the environment can read a goal off it."""
+    checks = spec is not None and spec.goal_met is not None
+    if reward is None:
+        return "sheet" if checks else "model"
+    if reward not in ("model", "sheet") or (reward == "sheet" and not checks):
+        raise ConfigError(
+            f"expected --reward model, or sheet where the environment can check one, got {reward!r}"
+        )
+    return reward
+
+
 @contextmanager
 def open_experience_model(
     run: Path,
     spec: EnvironmentSpec | None,
     config: Config,
     *,
-    reward: str,
+    reward: str | None,
     buffer: str | None,
     without: Collection[Part] = (),
 ) -> Iterator[ReasoningExperienceModel]:
@@ -92,11 +107,8 @@ def open_experience_model(
     from dreamgym.training.teach import OWN_BUFFER, TaughtRun, load_experience_model
 
     hush()
-    goal_met = spec.goal_met if spec is not None else None
-    if reward not in ("model", "sheet") or (reward == "sheet" and goal_met is None):
-        raise ConfigError(
-            f"expected --reward model, or sheet where the environment can check one, got {reward!r}"
-        )
+    grader = who_grades(reward, spec)
+    goal_met = spec.goal_met if spec is not None and grader == "sheet" else None
     taught = TaughtRun.read(run).experience
     for part in without:
         if taught.without([part]) == taught:
@@ -121,7 +133,7 @@ def open_experience_model(
             )
         yield load_experience_model(
             run,
-            rewarder=SheetCheck(goal_met) if reward == "sheet" and goal_met else None,
+            rewarder=SheetCheck(goal_met) if goal_met else None,
             memory=memory,
             refusals=spec.refusals if spec is not None else (),
             without=without,

@@ -27,6 +27,7 @@ from dreamgym.cli.dream import (
     left_out,
     need_models,
     open_experience_model,
+    who_grades,
 )
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.config import WITHOUT, CollectConfig, Config, nearest_name
@@ -146,7 +147,7 @@ def evaluate(
     ] = False,
     episodes: Annotated[int, typer.Option(help="How many episodes to measure on.", min=1)] = 60,
     split: Annotated[str, typer.Option(help="Which tasks to record, if none are given.")] = "valid_unseen",
-    reward: Reward = "model",
+    reward: Reward = None,
     env: Annotated[
         str | None, typer.Option(help="Environment that it plays; by default the one it was taught.")
     ] = None,
@@ -177,7 +178,7 @@ def evaluate(
 
       dreamgym experience eval runs/experience --episodes 200
 
-      dreamgym experience eval runs/experience --data trajectories --reward sheet --json
+      dreamgym experience eval runs/experience --data trajectories --reward model --json
 
       dreamgym experience eval runs/experience --no-sheet
 
@@ -205,7 +206,7 @@ def evaluate(
         teacher = _sheet_keeper(run, spec, annotations)
         fidelity = asyncio.run(_evaluate(experience_model, teacher, found, resolved))
     asked = {
-        "reward": reward,
+        "reward": who_grades(reward, spec),
         "without": list(without),
         "seed": resolved.seed,
         "data": list(map(str, sources)),

@@ -71,7 +71,7 @@ def play_command(
         list[str] | None,
         typer.Option(help="with --dream: take task and hidden facts from these, not from the environment"),
     ] = None,
-    reward: Reward = "model",
+    reward: Reward = None,
     buffer: Buffer = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -99,7 +99,7 @@ def play_command(
         config, overrides, {"environment.name": env, "environment.options.data": data, "seed": seed}
     )
     if dream is None:
-        if trajectories or buffer is not None or reward != "model":
+        if trajectories or buffer is not None or reward is not None:
             raise ConfigError("--trajectories, --reward and --buffer belong to --dream RUN")
         _play_real(resolved, split, task)
         return

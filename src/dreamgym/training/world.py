@@ -130,7 +130,7 @@ def _experience_model(
     run = config.train.experience
     if run is None:
         raise ConfigError("expected train.experience to name the run of an experience model to dream with")
-    goal_met = spec.goal_met if spec is not None and config.train.reward == "sheet" else None
+    goal_met = spec.goal_met if spec is not None and config.train.reward != "model" else None
     memory = None
     if buffer is not None:
         capped = CappedRetriever(buffer, config.replay.max_synthetic)
