@@ -113,9 +113,10 @@ def table(results: Path) -> str:
 
 def row(found: dict[str, Any]) -> list[str]:
     spread = found["fidelity"]["replay_spread"]["mean_deviation"]
-    minutes = found["teaching"]["cpu_seconds"] / 60
+    spent = found["teaching"]["cpu_seconds"]
+    minutes = "–" if spent is None else f"{spent / 60:.0f}"
     told = [interval(found["fidelity"], path) for _, path in COLUMNS]
-    return [found["cell"], *told, f"{spread:.3f}", f"{minutes:.0f}"]
+    return [found["cell"], *told, f"{spread:.3f}", minutes]
 
 
 def interval(fidelity: dict[str, Any], path: Sequence[str]) -> str:
