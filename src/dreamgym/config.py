@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args, get_origin
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from dreamgym.errors import ConfigError
+
+DEFAULT_KEY = "DREAMGYM_API_KEY"
+"""The environment variable of the API key, unless an endpoint names another; it need not be set."""
 
 
 class Section(BaseModel):
@@ -34,7 +39,7 @@ class EnvironmentConfig(Section):
 class CollectConfig(Section):
     """How trajectories are recorded from the real environment."""
 
-    policy: str = Field("mix", description="expert, expert:NAME, random, noisy:SHARE or mix")
+    policy: str = Field("mix", description="expert, expert:NAME, random, noisy:SHARE, clumsy:SHARE or mix")
     episodes: int = Field(100, ge=1)
     split: str = "train"
     out: Path = Path("trajectories")
@@ -235,6 +240,73 @@ class CurriculumConfig(Section):
     clusters: int = Field(8, ge=1, description="PPO: groups of alike tasks that share a reward entropy")
 
 
+class EndpointConfig(Section):
+    """An OpenAI-compatible server, ``endpoint:NAME`` wherever a language model is named."""
+
+    url: str | list[str] = Field(
+        description="address, or those of several replicas; /v1 is added to a bare one"
+    )
+    model: str = Field(description="what the server calls the model")
+    kind: Literal["chat", "completions"] = Field("chat", description="prompts as messages, or as plain text")
+    key_from: str = Field(DEFAULT_KEY, description="environment variable that holds the API key")
+    concurrency: int = Field(64, ge=1, description="requests in flight")
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1, description="prompt and reply together")
+    timeout_seconds: float = Field(120.0, gt=0, description="of one attempt")
+    deadline_seconds: float = Field(600.0, gt=0, description="of all attempts at one request")
+    attempts: int = Field(6, ge=1, description="at one request")
+    pause_seconds: float = Field(0.5, gt=0, description="before the first retry; doubles, with jitter")
+    context: int = Field(8192, ge=1, description="tokens that the model reads")
+    json_schema: Literal["auto", "yes", "no"] = Field(
+        "auto", description="whether the server holds replies to a JSON schema; auto: until it refuses"
+    )
+    logprobs: bool = Field(False, description="ask for log-probs of the reply's tokens")
+    seeded: bool = Field(False, description="the server keeps to seeds: sampled replies may be cached too")
+    input_price: float | None = Field(None, ge=0, description="money per million prompt tokens")
+    output_price: float | None = Field(None, ge=0, description="money per million reply tokens")
+    cache: Path | None = Field(None, description="file of replies; by default one in the run's folder")
+    extra: dict[str, Any] = Field(default_factory=dict, description="further fields of every request")
+
+    @field_validator("url")
+    @classmethod
+    def _plain_address(cls, url: str | list[str]) -> str | list[str]:
+        # Raised as it is, and without the value: pydantic's own message would quote a password.
+        for each in [url] if isinstance(url, str) else url:
+            address = urlsplit(each)
+            if address.scheme not in ("http", "https") or not address.hostname:
+                raise ConfigError("endpoints: expected addresses that begin with http:// or https://")
+            if "@" in address.netloc or address.query:
+                raise ConfigError(
+                    "endpoints: expected addresses without password or ?query; keys stand in the "
+                    "environment variable that key_from names"
+                )
+        if not url:
+            raise ConfigError("endpoints: expected at least one address in url, got none")
+        return url
+
+    @field_validator("key_from")
+    @classmethod
+    def _variable_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+            raise ConfigError(
+                "endpoints: expected key_from to name an environment variable (capitals, digits, _); "
+                "the key itself does not belong into a configuration"
+            )
+        return name
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url,) if isinstance(self.url, str) else tuple(self.url)
+
+
+class BudgetConfig(Section):
+    """What endpoints may cost in one run; it stops before a request that could exceed it."""
+
+    money: float | None = Field(None, gt=0, description="in the currency of the prices")
+    tokens: int | None = Field(None, ge=1, description="of prompts and replies")
+    requests: int | None = Field(None, ge=1, description="sent, retries included")
+
+
 class Config(Section):
     """The whole configuration of a run."""
 
@@ -247,6 +319,8 @@ class Config(Section):
     agent: AgentConfig = AgentConfig()
     learner: LearnerConfig = LearnerConfig()
     train: TrainConfig = TrainConfig()
+    endpoints: dict[str, EndpointConfig] = Field(default_factory=dict)
+    budget: BudgetConfig = BudgetConfig()
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -287,7 +361,8 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
     for name, info in model.model_fields.items():
         section = _section(info.annotation)
         if section is not None:
-            yield from settings(section, f"{prefix}{name}.")
+            place = name if section is info.annotation else f"{name}.NAME"
+            yield from settings(section, f"{prefix}{place}.")
             continue
         kind = getattr(info.annotation, "__name__", None)
         if get_args(info.annotation) or kind is None:
@@ -323,6 +398,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field is, or that each of its named entries is."""
+    if get_origin(annotation) is dict:
+        annotation = get_args(annotation)[-1]
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
@@ -330,9 +408,12 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     location = [str(part) for part in problem["loc"]]
     name = prefix + ".".join(location)
     if problem["type"] != "extra_forbidden":
-        return f"setting {name!r}: {problem['msg'].lower()}, got {problem['input']!r}"
+        # Whoever puts an API key into the wrong field must not find it in a log.
+        shown = "" if location[0] == "endpoints" else f", got {problem['input']!r}"
+        return f"setting {name!r}: {problem['msg'].lower()}{shown}"
     for part in location[:-1]:
-        model = _section(model.model_fields[part].annotation) or model
+        info = model.model_fields.get(part)  # None: the name of an entry
+        model = (_section(info.annotation) if info is not None else None) or model
     parent = prefix + "".join(f"{part}." for part in location[:-1])
     return f"unknown setting {name!r}{nearest_name(name, [parent + field for field in model.model_fields])}"
 

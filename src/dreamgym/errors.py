@@ -48,6 +48,12 @@ class EndpointError(DreamGymError):
     exit_code = 7
 
 
+class BudgetSpentError(DreamGymError):
+    """The next request could cost more than is left of the budget, so it was not sent; the run stops."""
+
+    exit_code = 8
+
+
 class EpisodeFailedError(DreamGymError):
     """This episode cannot go on. It costs the episode, never the run."""
 

@@ -214,6 +214,11 @@ class CompletionRequest:
     choices: tuple[str, ...] | None = None
     """If given, the completion is exactly one of these strings."""
     seed: int = 0
+    system: str = ""
+    """Instructions above the prompt: a chat's system message; elsewhere put before the prompt."""
+    schema: Mapping[str, JsonValue] | None = None
+    """A JSON schema that the reply shall have. A wish: servers that cannot hold a reply to it ignore it, so
+    whoever asks still parses strictly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,17 @@ so a state that an environment shows can end no turn and open none.
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.models.local import LocalLanguageModel, with_system
 from dreamgym.models.text import TextCodec
 from dreamgym.protocols import LanguageModel
 from dreamgym.types import Completion, CompletionRequest
 
-_HERE = "MESSAGE-STANDS-HERE"
+_HERE, _SYSTEM_HERE = "MESSAGE-STANDS-HERE", "INSTRUCTIONS-STAND-HERE"
 
 
 class ChatLanguageModel:
@@ -23,15 +25,30 @@ class ChatLanguageModel:
     def __init__(self, model: LocalLanguageModel, tokenizer: Any) -> None:
         self._model = model
         self._codec = TextCodec(tokenizer)
-        message = [{"role": "user", "content": _HERE}]
-        told = str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
-        self._before, self._after = (
-            list(tokenizer(part, add_special_tokens=False).input_ids) for part in told.split(_HERE)
-        )
+        message = {"role": "user", "content": _HERE}
+        self._before, self._after = _parts(tokenizer, [message], _HERE)
+        self._around_system: list[list[int]] | None = None
+        with suppress(Exception):  # templates without a place for a system message say so in many ways
+            system = {"role": "system", "content": _SYSTEM_HERE}
+            self._around_system = _parts(tokenizer, [system, message], _SYSTEM_HERE, _HERE)
 
     async def complete(self, request: CompletionRequest) -> Completion:
-        tokens = (*self._before, *self._codec.more(request.prompt), *self._after)
-        return await self._model.complete(replace(request, prompt_token_ids=tokens))
+        more = self._codec.more
+        if request.system and self._around_system is not None:
+            first, middle, last = self._around_system
+            tokens = (*first, *more(request.system), *middle, *more(request.prompt), *last)
+        else:
+            tokens = (*self._before, *more(with_system(request).prompt), *self._after)
+        return await self._model.complete(replace(request, prompt_token_ids=tokens, system=""))
+
+
+def _parts(tokenizer: Any, messages: list[dict[str, str]], *places: str) -> list[list[int]]:
+    """The template's own tokens before, between and after these places."""
+    told = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    parts = re.split("|".join(places), told)
+    if len(parts) != len(places) + 1:
+        raise ValueError(f"expected each of {places} once, in {told!r}")
+    return [list(tokenizer(part, add_special_tokens=False).input_ids) for part in parts]
 
 
 def as_taught(model: LocalLanguageModel) -> LanguageModel:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ class LocalLanguageModel:
         """
         self._check(request)
         loop = asyncio.get_running_loop()
-        ticket = Ticket(request)
+        ticket = Ticket(with_system(request))
         ticket.waiter = loop.create_future()
         # Not at once: whoever else is ready now may come along.
         self._inbox.append(ticket)
@@ -269,6 +270,13 @@ class LocalLanguageModel:
                 broken = EpisodeFailedError(FailureKind.CRASHED, f"{type(error).__name__}: {error}")
                 settled = self._engine.abandon(broken)
             _deliver(settled)
+
+
+def with_system(request: CompletionRequest) -> CompletionRequest:
+    """The same, with its instructions as the beginning of the prompt."""
+    if not request.system:
+        return request
+    return replace(request, prompt=f"{request.system}\n\n{request.prompt}", system="")
 
 
 def _closing_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -38,7 +38,7 @@ _MAY_CHANGE = frozenset(
     }
 )
 """Settings that may differ when a run goes on; sections that training does not use may differ too."""
-_NOT_USED = ("collect.", "experience.")
+_NOT_USED = ("collect.", "experience.", "endpoints.", "budget.")
 
 
 class RunFolder:

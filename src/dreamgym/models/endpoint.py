@@ -1,0 +1,361 @@
+"""One OpenAI-compatible endpoint: everything that asks it goes through here, under one governor.
+
+A request is looked up in the cache, joined to an equal one in flight, or sent: within the budget, to the
+replica with the least to do, again after failures that pass, until its deadline. What comes of it is a
+completion or one typed error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from dreamgym.config import DEFAULT_KEY, EndpointConfig
+from dreamgym.errors import ConfigError, EndpointError, EpisodeFailedError, MissingExtraError
+from dreamgym.models import wire
+from dreamgym.models.governor import Governor
+from dreamgym.models.replicas import Replica, Replicas
+from dreamgym.models.reply_cache import ReplyCache
+from dreamgym.models.retries import AttemptFailedError, pause_after, refusal
+from dreamgym.models.spending import Most, Prices, Spending, Spent
+from dreamgym.types import Completion, CompletionRequest, FailureKind
+
+_MALFORMED_REPLIES = 3
+"""To one request; a model that answers nonsense greedily will do so again."""
+_LARGEST_REPLY = 64 << 20
+_PROBE_SECONDS = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A request under way, and how many wait for it."""
+
+    task: asyncio.Task[Completion]
+    waiting: int = 0
+
+
+class Endpoint:
+    def __init__(
+        self,
+        name: str,
+        settings: EndpointConfig,
+        *,
+        spending: Spending | None = None,
+        cache: ReplyCache | None = None,
+    ) -> None:
+        """Opens no connection yet; must be made where its event loop runs.
+
+        Raises:
+            ConfigError: its key is missing, or the budget is in money and it has no prices.
+            MissingExtraError: httpx is not installed.
+        """
+        try:
+            import httpx
+        except ImportError:
+            raise MissingExtraError("an endpoint", "endpoint") from None
+        self.name = name
+        self.settings = settings
+        self.spending = spending if spending is not None else Spending()
+        self.dialect = wire.Dialect.of(settings)
+        self._prices = Prices.of(settings)
+        self._cache = cache
+        check_settings(name, settings, in_money=self.spending.budget.money is not None)
+        self._httpx = httpx
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(
+                settings.timeout_seconds, connect=min(10.0, settings.timeout_seconds), pool=None
+            ),
+            limits=httpx.Limits(max_connections=settings.concurrency + 4, max_keepalive_connections=None),
+        )
+        self._governor = Governor(
+            concurrency=settings.concurrency,
+            requests_per_minute=settings.requests_per_minute,
+            tokens_per_minute=settings.tokens_per_minute,
+        )
+        self._replicas = Replicas(
+            [base_address(url) for url in settings.urls], self.answers, pause=settings.pause_seconds
+        )
+        self._flights: dict[bytes, _Flight] = {}
+
+    @property
+    def replicas(self) -> Replicas:
+        return self._replicas
+
+    async def ask(self, request: CompletionRequest, *, role: str) -> Completion:
+        """
+        Raises:
+            EpisodeFailedError: `timeout`, `rate_limited`, `server_down`, `refused` or `parse_error`, after
+                all attempts.
+            EndpointError: key, model or address are wrong: no request will ever be answered.
+            BudgetSpentError: it might have cost more than is left.
+        """
+        row = self.spending.row(role, self.name)
+        key = wire.key(request, self.settings)
+        cached = self._cache if request.temperature == 0 or self.settings.seeded else None
+        if cached is not None and (known := cached.get(key)) is not None:
+            row.cache_hits += 1
+            return known
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.create_task(self._fly(request, key, row, cached)))
+        else:
+            row.shared += 1
+        flight.waiting += 1
+        try:
+            # Not the task itself: whoever gives up must not take the reply from the others.
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting:
+                flight.task.cancel()  # does nothing to one that is done
+            if (not flight.waiting or flight.task.done()) and self._flights.get(key) is flight:
+                del self._flights[key]
+
+    async def answers(self, url: str) -> bool:
+        """Whether a server is there at all: any status but a server's error will do."""
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                reply = await self._client.get(f"{url}/models", headers=self._headers())
+            return reply.status_code < 500
+        except (self._httpx.HTTPError, TimeoutError):
+            return False
+
+    async def post(self, url: str, path: str, sent: Mapping[str, Any]) -> bytes:
+        """One attempt: the body of a reply with status 200.
+
+        Raises:
+            AttemptFailedError: anything else.
+        """
+        httpx = self._httpx
+        try:
+            async with (
+                asyncio.timeout(self.settings.timeout_seconds),
+                self._client.stream("POST", f"{url}/{path}", json=sent, headers=self._headers()) as reply,
+            ):
+                body = bytearray()
+                async for piece in reply.aiter_bytes():
+                    body += piece
+                    if len(body) > _LARGEST_REPLY:
+                        raise AttemptFailedError(
+                            FailureKind.PARSE_ERROR, f"more than {_LARGEST_REPLY} bytes", again=False
+                        )
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise AttemptFailedError(
+                FailureKind.SERVER_DOWN, type(error).__name__, server_at_fault=True
+            ) from None
+        except (TimeoutError, httpx.TimeoutException):
+            raise AttemptFailedError(
+                FailureKind.TIMEOUT,
+                f"no reply within {self.settings.timeout_seconds:g} seconds",
+                server_at_fault=True,
+                perhaps_paid=True,
+            ) from None
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            # Only its name: the text may quote what was sent.
+            raise AttemptFailedError(
+                FailureKind.SERVER_DOWN, type(error).__name__, server_at_fault=True, perhaps_paid=True
+            ) from None
+        raw = self._scrubbed(bytes(body))
+        if reply.status_code != 200:
+            raise refusal(reply.status_code, reply.headers, raw.decode(errors="replace"))
+        return raw
+
+    async def models(self) -> Any:
+        """What ``GET /models`` of the first replica that is up tells."""
+        replica = await self._replicas.pick()
+        reply = await self._client.get(f"{replica.url}/models", headers=self._headers())
+        return reply.json() if reply.status_code == 200 else None
+
+    async def aclose(self) -> None:
+        """May be called twice."""
+        for flight in list(self._flights.values()):
+            flight.task.cancel()
+        await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
+        await self._replicas.aclose()
+        await self._client.aclose()
+
+    async def _fly(
+        self, request: CompletionRequest, key: bytes, row: Spent, cache: ReplyCache | None
+    ) -> Completion:
+        completion = await self._attempts(request, row)
+        if cache is not None:
+            cache.put(key, completion)
+        return completion
+
+    async def _attempts(self, request: CompletionRequest, row: Spent) -> Completion:
+        effort = _Effort()
+        try:
+            async with asyncio.timeout(None) as effort.clock:
+                while True:
+                    try:
+                        return await self._attempt(request, row, effort)
+                    except AttemptFailedError as error:
+                        await self._recover(error, effort)
+        except AttemptFailedError as error:
+            problem = error
+        except TimeoutError:
+            problem = effort.problem or AttemptFailedError(FailureKind.SERVER_DOWN, "no server is up")
+        row.failures += 1
+        raise self._given_up(problem, effort)
+
+    async def _attempt(self, request: CompletionRequest, row: Spent, effort: _Effort) -> Completion:
+        prompt, reply = wire.most_prompt_tokens(request), request.max_tokens
+        most = Most(money=self._prices.cost(prompt, reply), tokens=prompt + reply, requests=1)
+        used: int | None = None
+        admission = await self._governor.admit(prompt + reply)
+        try:
+            effort.begin(self.settings.deadline_seconds)
+            await self.spending.reserve(most)
+            try:
+                answer = await self._sent(request, row, effort, most)
+            finally:
+                self.spending.release(most)
+            used = answer.prompt_tokens + answer.reply_tokens
+        finally:
+            self._governor.leave(admission, used)
+        row.seconds += effort.seconds
+        return answer.completion
+
+    async def _sent(self, request: CompletionRequest, row: Spent, effort: _Effort, most: Most) -> wire.Answer:
+        effort.dialect = dialect = self.dialect
+        effort.last = replica = await self._replicas.pick(effort.last)
+        sent = wire.body(request, self.settings, dialect)
+        path = "chat/completions" if self.settings.kind == "chat" else "completions"
+        row.sent += 1
+        row.retries += effort.sent > 0
+        effort.sent += 1
+        replica.in_flight += 1
+        began = time.perf_counter()
+        try:
+            raw = await self.post(replica.url, path, sent)
+            answer = wire.read(raw, request, enforced="response_format" in sent)
+        except AttemptFailedError as error:
+            row.perhaps += most.money if error.perhaps_paid else 0.0
+            if error.server_at_fault:
+                self._replicas.failed(replica)
+            raise
+        except asyncio.CancelledError:
+            row.perhaps += most.money
+            raise
+        finally:
+            replica.in_flight -= 1
+        self._replicas.succeeded(replica)
+        self.spending.latencies.append(time.perf_counter() - began)
+        row.requests += 1
+        row.prompt_tokens += answer.prompt_tokens
+        row.reply_tokens += answer.reply_tokens
+        row.money += self._prices.cost(answer.prompt_tokens, answer.reply_tokens)
+        return answer
+
+    async def _recover(self, error: AttemptFailedError, effort: _Effort) -> None:
+        """Wait until the next attempt, or raise the error if there is none."""
+        if error.complaint:
+            if effort.dialect != self.dialect:
+                return  # another request has heard the same complaint
+            if (plainer := self.dialect.without(error.complaint, self.settings)) is not None:
+                self.dialect = plainer
+                return
+        effort.problem = error
+        effort.failures += 1
+        effort.malformed += error.kind is FailureKind.PARSE_ERROR
+        if not error.again or effort.failures >= self.settings.attempts:
+            raise error
+        if effort.malformed >= _MALFORMED_REPLIES:
+            raise error
+        pause = pause_after(effort.failures, error.asked_pause, first=self.settings.pause_seconds)
+        if pause > effort.seconds_left:
+            raise error
+        if error.kind is FailureKind.RATE_LIMITED and error.asked_pause:
+            self._governor.hold(error.asked_pause)
+        await asyncio.sleep(pause)
+
+    def _given_up(self, problem: AttemptFailedError, effort: _Effort) -> EpisodeFailedError | EndpointError:
+        if problem.fatal:
+            return EndpointError(
+                f"expected a completion by {self.settings.model!r} from endpoint {self.name!r}, "
+                f"got {problem}; check its url, model and kind, and the key in ${self.settings.key_from}"
+            )
+        return EpisodeFailedError(
+            problem.kind, f"endpoint {self.name!r}, {effort.sent} attempts, {effort.seconds:.1f} s: {problem}"
+        )
+
+    def _headers(self) -> dict[str, str]:
+        key = _key(self.settings)
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def _scrubbed(self, raw: bytes) -> bytes:
+        """Without the key, which some servers quote: it would end up in logs and run folders."""
+        key = _key(self.settings).encode()
+        return raw.replace(key, b"...") if key and key in raw else raw
+
+
+@dataclass(slots=True)
+class _Effort:
+    """What has been tried for one request."""
+
+    failures: int = 0
+    malformed: int = 0
+    sent: int = 0
+    last: Replica | None = None
+    problem: AttemptFailedError | None = None
+    dialect: wire.Dialect | None = None
+    clock: asyncio.Timeout | None = None
+    began: float = 0.0
+
+    def begin(self, deadline: float) -> None:
+        """The clock starts with the first attempt: waiting for one's turn is no failure of the server."""
+        if not self.began:
+            self.began = asyncio.get_running_loop().time()
+            assert self.clock is not None
+            self.clock.reschedule(self.began + deadline)
+
+    @property
+    def seconds(self) -> float:
+        return asyncio.get_running_loop().time() - self.began if self.began else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        end = self.clock.when() if self.clock is not None else None
+        return float("inf") if end is None else end - asyncio.get_running_loop().time()
+
+
+def check_settings(name: str, settings: EndpointConfig, *, in_money: bool = False) -> None:
+    """Say what is wrong before anything starts, without ever quoting the key.
+
+    Raises:
+        ConfigError: the key is missing or cannot be one, or a budget in money has no prices to count with.
+    """
+    key = _key(settings)
+    if not key and settings.key_from != DEFAULT_KEY:
+        raise ConfigError(
+            f"endpoint {name!r}: expected its API key in ${settings.key_from}, which is not set"
+        )
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            f"endpoint {name!r}: the text in ${settings.key_from} cannot be an API key: "
+            "expected plain characters without spaces"
+        )
+    if in_money and (settings.input_price is None or settings.output_price is None):
+        raise ConfigError(
+            f"endpoint {name!r}: budget.money needs its input_price and output_price; "
+            "set them to 0 for a server of your own"
+        )
+
+
+def base_address(url: str) -> str:
+    """
+    >>> base_address("http://localhost:8000"), base_address("https://api.example.com/v1/chat/completions")
+    ('http://localhost:8000/v1', 'https://api.example.com/v1')
+    """
+    plain = url.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    return plain if urlsplit(plain).path else f"{plain}/v1"
+
+
+def _key(settings: EndpointConfig) -> str:
+    """Read each time and kept nowhere."""
+    return os.environ.get(settings.key_from, "").strip()
