@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+# Processes that share the tests; each keeps to one thread.
+WORKERS ?= 2
 
 .PHONY: help setup quickstart test lint types unit bench clean
 
@@ -36,7 +38,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
 
 bench: setup
 	$(BIN)/python benchmarks/engines.py --quick

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Models of tests are so small that threads only wait for each other; children inherit it. Before any torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 pytest_plugins = ["postgres_server"]
 
 ROOT = Path(__file__).parent.parent

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from command import dreamgym
 from dreamgym.cli import app
@@ -40,10 +41,15 @@ def test_the_commands_are_these() -> None:
     }
 
 
+def asked(*words: str) -> Result:
+    """The same command line without a process of its own."""
+    return CliRunner().invoke(app, words)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_teaches_by_example(command: str) -> None:
-    told = dreamgym(*command.split(), "--help")
-    assert told.returncode == 0, told.stderr
+    told = asked(*command.split(), "--help")
+    assert told.exit_code == 0, told.output
     assert re.search(rf"dreamgym {command}\b", told.stdout.split("Usage:", 1)[1].split("\n", 1)[1]), (
         told.stdout
     )
@@ -94,11 +100,28 @@ def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: 
     ],
 )
 def test_what_goes_wrong_has_its_exit_code_and_says_what_to_do(
+    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = asked(*arguments)
+    assert done.exit_code == code, done.output
+    assert isinstance(done.exception, SystemExit), "an exit code, and no exception"
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["collect", "--env", "alfwrld"], 2, "did you mean 'alfworld'?"),
+        (["data", "stats", "nowhere"], 3, "found nothing"),
+    ],
+)
+def test_a_shell_sees_that_exit_code_and_no_traceback(
     arguments: list[str], code: int, message: str, tmp_path: Path
 ) -> None:
     done = dreamgym(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
-    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 

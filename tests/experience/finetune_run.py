@@ -1,13 +1,10 @@
-"""One fine-tuning run of a very small model, in a process that a test may kill.
-
-Usage: finetune_run.py FOLDER STEPS
-"""
+"""One fine-tuning run of a very small model, in a process that a test may kill."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +63,11 @@ def finetuning(
     return model, run
 
 
-def slowly(progress: Progress) -> None:
-    sys.stdout.write(f"{progress.step}\n")
-    sys.stdout.flush()
-    time.sleep(0.01)
+def in_a_process(folder: Path, steps: int, told: Connection) -> None:
+    """The whole life of a process that tells its steps, slowly enough to be killed between two."""
 
+    def tell(progress: Progress) -> None:
+        told.send(progress.step)
+        time.sleep(0.01)
 
-if __name__ == "__main__":
-    finetuning(Path(sys.argv[1]), int(sys.argv[2]))[1].run(slowly)
+    finetuning(folder, steps)[1].run(tell)

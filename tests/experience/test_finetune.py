@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from finetune_run import finetuning
+from finetune_run import finetuning, in_a_process
 
 from dreamgym.errors import ConfigError
-
-SCRIPT = Path(__file__).with_name("finetune_run.py")
+from killable import started
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -41,15 +38,14 @@ def test_exchanged_names_are_copied_though_most_were_never_shown(tmp_path: Path)
 def test_a_run_killed_twice_ends_with_the_weights_of_one_never_stopped(tmp_path: Path) -> None:
     finetuning(tmp_path / "whole", 40)[1].run()
     for stop in (7, 23):
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(tmp_path / "killed"), "40"], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            if int(line) >= stop:
-                os.kill(process.pid, signal.SIGKILL)
-                break
-        process.wait()
+        steps, told = multiprocessing.Pipe(duplex=False)
+        process = started(tmp_path / "errors", in_a_process, tmp_path / "killed", 40, told)
+        told.close()  # so that the last reader learns when the process is gone
+        while steps.recv() < stop:
+            pass
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     finetuning(tmp_path / "killed", 40)[1].run()
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-import training_run
-from training_run import FACTORY, CorridorDream, record, run, settings
+from training_run import FACTORY, CorridorDream, in_a_process, record, run, settings
 
 from dreamgym.config import Config
 from dreamgym.errors import (
@@ -46,6 +41,7 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
+from killable import started
 
 DREAM = "train.world=dream"
 
@@ -188,28 +184,20 @@ async def test_evaluations_in_reality_choose_the_policy_and_are_counted_apart(fo
     assert rows[-1]["gap"] is not None
 
 
-def process(folder: Path, *overrides: str, **settings: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, training_run.__file__, str(folder), *overrides],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        **settings,
-    )
-
-
-def killed_at(process: subprocess.Popen[str], metrics: Path, reached: Callable[[list[Row]], bool]) -> None:
-    """kill -9 as soon as the metrics say that a point was reached."""
+def killed_at(folder: Path, words: tuple[str, ...], reached: Callable[[list[Row]], bool]) -> None:
+    """A run in a process of its own, and kill -9 as soon as the metrics say that a point was reached."""
+    metrics, errors = folder / "run" / "metrics.jsonl", folder / "errors"
+    process = started(errors, in_a_process, folder, words)
     limit = time.monotonic() + 300
     try:
         while not (metrics.exists() and reached(read_metrics(metrics))):
-            assert process.poll() is None, process.communicate()[1]
+            assert process.is_alive(), errors.read_text(encoding="utf-8")
             assert time.monotonic() < limit
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
-        process.communicate()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -221,11 +209,11 @@ async def test_a_run_that_was_killed_again_and_again_ends_like_one_never_stopped
 ) -> None:
     words = (*words, "train.steps=6")
     out = folder / "run"
-    killed_at(process(folder, *words), out / "metrics.jsonl", bool)
+    killed_at(folder, words, bool)
     for step in (1, 3):
         killed_at(
-            process(folder, *words),
-            out / "metrics.jsonl",
+            folder,
+            words,
             lambda rows, step=step: any(  # type: ignore[misc]
                 row["kind"] == "practice" and row["step"] >= step for row in rows
             ),
@@ -361,13 +349,11 @@ async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_
 async def test_a_full_disk_ends_in_a_clear_message_and_the_run_goes_on_when_there_is_room(
     folder: Path,
 ) -> None:
-    def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-
     words = (DREAM, "train.remember=false")
-    cramped = process(folder, *words, preexec_fn=little_room)
-    told = cramped.communicate(timeout=300)[1]
-    assert cramped.returncode != 0
+    cramped = started(folder / "errors", in_a_process, folder, words, 300_000)
+    cramped.join(timeout=300)
+    told = (folder / "errors").read_text(encoding="utf-8")
+    assert cramped.exitcode == 1, told
     assert re.search(r"StoreError: .*\.pt: cannot write: .*; make room and run again", told), told
     assert (await run(settings(folder, *words)))["steps"] == 4
 

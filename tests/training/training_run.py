@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import resource
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -107,5 +107,8 @@ async def run(config: Config, **changes: Any) -> dict[str, Any]:
     return await train(config, **given, **changes)
 
 
-if __name__ == "__main__":
-    asyncio.run(run(settings(Path(sys.argv[1]), *sys.argv[2:])))
+def in_a_process(folder: Path, overrides: Sequence[str], room: int | None = None) -> None:
+    """The whole life of a process that trains; no file that it writes can have more than `room` bytes."""
+    if room is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    asyncio.run(run(settings(folder, *overrides)))
