@@ -3,10 +3,11 @@
     python benchmarks/fidelity.py [--cells default-0 default-1 …] [--runs FOLDER] [--results FOLDER] [--table]
 
 A cell is one `dreamgym experience train` from the shipped trajectories and one `dreamgym experience eval` on
-real episodes in unseen rooms, which are recorded once: 240, and 120 of them for the short cells. Each is
-resumable, and its result is a file of its own; the table is made from whatever is there. `--table` makes only
-that. The goal is read off the world sheet; `own-word` cells are the same models taken at their own word. A
-default cell takes about twenty minutes of one core, and its measurement five more.
+real episodes in unseen rooms, which are recorded once: 240, and 120 of them for the short cells. The seed of
+the recording is one that nothing was chosen by. Each cell is resumable, and its result is a file of its own;
+the table is made from whatever is there. `--table` makes only that. The goal is read off the world sheet;
+`own-word` cells are the same models taken at their own word. A default cell takes about twenty minutes of one
+core, and its measurement five more.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ COLUMNS = (
     ("end agrees", ("steps", "terminated", "agreement")),
     ("real → dream", ("real_to_dream", "share")),
     ("dream → real", ("dream_to_real", "share")),
+    ("– near misses", ("near_misses", "share")),
 )
 
 
@@ -66,10 +68,13 @@ def measure(cell: str, runs: Path, result: Path) -> None:
         return
     taught_as = cell.replace(OWN_WORD, "default")
     unseen, run = runs / "unseen", runs / taught_as
-    recorded = ("--policy", "mix", "--episodes", str(EPISODES), "--split", "valid_unseen", "--seed", "7")
+    recorded = ("--policy", "mix", "--episodes", str(EPISODES), "--split", "valid_unseen", "--seed", "21")
     dreamgym("collect", "--env", "alfworld", *recorded, "--out", str(unseen))
-    taught = ("--data", "builtin:alfworld", *CELLS[cell], "--out", str(run))
+    taught = (*CELLS[cell], "--out", str(run))
     times = runs / f"{taught_as}.times.json"
+    code = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     if not times.exists():
         spent = dreamgym("experience", "train", *taught)
         times.write_text(json.dumps(spent), encoding="utf-8")
@@ -78,6 +83,7 @@ def measure(cell: str, runs: Path, result: Path) -> None:
     dreamgym("experience", "eval", str(run), "--data", str(unseen), *asked, *grader)
     found = {
         "cell": cell,
+        "commit": code or None,
         "train": f"dreamgym experience train {' '.join(taught[:-2])}",
         "teaching": json.loads(times.read_text(encoding="utf-8")),
         "curve": json.loads((run / "curve.json").read_text(encoding="utf-8")),

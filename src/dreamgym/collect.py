@@ -51,12 +51,14 @@ class CollectReport:
 OnEpisode = Callable[[CollectReport], None]
 
 
-def trajectory_id(environment: str, split: str, seed: int, episode: int) -> str:
+def trajectory_id(environment: str, split: str, seed: int, episode: int, policy: str = "mix") -> str:
+    """Unlike for any two episodes: two policies may play the same games.
+
+    >>> trajectory_id("alfworld", "train", 0, 7), trajectory_id("alfworld", "train", 0, 7, "random")
+    ('alfworld-train-0-000007', 'alfworld-train-0-random-000007')
     """
-    >>> trajectory_id("alfworld", "train", 0, 7)
-    'alfworld-train-0-000007'
-    """
-    return f"{environment}-{split}-{seed}-{episode:06d}"
+    by = "" if policy == "mix" else f"{policy}-"
+    return f"{environment}-{split}-{seed}-{by}{episode:06d}"
 
 
 async def collect(
@@ -76,7 +78,7 @@ async def collect(
     with TrajectoryWriter(settings.out) as writer:
         _check_settings(config, factory.name)
         wanted = {
-            trajectory_id(factory.name, settings.split, config.seed, episode): episode
+            trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy): episode
             for episode in range(settings.episodes)
         }
         missing = {name: episode for name, episode in wanted.items() if name not in writer.ids}
@@ -129,7 +131,7 @@ async def _episode(
     result = await roll_out(
         lambda: factory.make(task, seed=seed),
         lambda environment: make_policy(policy, environment, seed=seed),
-        trajectory_id=trajectory_id(factory.name, settings.split, config.seed, episode),
+        trajectory_id=trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy),
         task=task,
         seed=seed,
         retries=settings.retries,

@@ -38,7 +38,7 @@ async def test_its_reasoning_never_says_done_before_the_task_is() -> None:
         for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):
             assert ("the task is done" in note.reasoning) == transition.outcome.success
             refused = transition.outcome.next_state.text == "Nothing happens."
-            assert note.reasoning.startswith("not possible") == refused
+            assert note.reasoning.endswith("not possible.") == refused
             if refused:
                 assert not note.change.ended
                 assert not note.change.begun
@@ -50,10 +50,24 @@ async def test_a_put_down_is_success_exactly_when_every_question_to_the_goal_is_
     for trajectory in islice(read_trajectories(builtin_dataset()), 400):
         annotation = await HouseholdTeacher().annotate(trajectory)
         for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):
-            if not transition.action.startswith("move") or note.reasoning.startswith("not possible"):
+            if not transition.action.startswith("move") or note.reasoning.endswith("not possible."):
                 continue
             answers = re.findall(r": (yes|no)\b", note.reasoning)
             expected = bool(answers) and "no" not in answers
             assert expected == transition.outcome.success, (transition, note)
             successes += transition.outcome.success
     assert successes > 50
+
+
+async def test_what_is_refused_fails_one_of_the_checks_and_what_is_done_fails_none() -> None:
+    """Two rules stand in no sheet: what can be cut where, and what holds what."""
+    refusals = 0
+    for trajectory in read_trajectories(builtin_dataset("alfworld-mistakes")):
+        annotation = await HouseholdTeacher().annotate(trajectory)
+        for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):
+            refused = transition.outcome.next_state.text == "Nothing happens."
+            failed = bool(re.search(r"(: no|is [^:]+|cannot [^:]+)\. not possible", note.reasoning))
+            if not transition.action.startswith(("slice", "move")):
+                assert failed == refused, (transition.action, note.reasoning)
+            refusals += refused
+    assert refusals > 1000

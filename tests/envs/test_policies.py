@@ -9,7 +9,7 @@ import pytest
 from dreamgym.envs.policies import MIX, ExpertPolicy, make_policy, resolve_policy
 from dreamgym.errors import ConfigError
 from dreamgym.testing import Corridor, CorridorFactory
-from dreamgym.types import State
+from dreamgym.types import State, Task
 
 
 async def corridor() -> Corridor:
@@ -51,8 +51,26 @@ async def test_a_noisy_expert_without_noise_is_the_expert_and_with_nothing_else_
     assert min(chosen.values()) > 400 / len(chosen) / 2
 
 
+async def test_a_clumsy_expert_is_refused_now_and_then_and_still_gets_there() -> None:
+    """Names are exchanged for others that it has seen, so it acts on the wrong thing, or elsewhere."""
+    assert await played("clumsy:0", seed=5) == await played("expert", seed=5)
+    task = Task(id="house", instruction="put the mug on the desk", environment="house")
+    state = State(
+        text="",
+        admissible_actions=("go to desk 1", "look", "move mug 1 to shelf 1", "take pen 2 from shelf 1"),
+    )
+    policy = make_policy("clumsy:1", await corridor(), seed=0)
+    chosen = Counter([(await policy.act(task, (), state)).action for _ in range(400)])
+    assert not set(chosen).intersection(state.admissible_actions or ())
+    assert {action.split()[0] for action in chosen} == {"go", "move", "take"}
+    assert chosen["take mug 1 from shelf 1"] > 20
+    again = make_policy("clumsy:1", await corridor(), seed=0)
+    assert Counter([(await again.act(task, (), state)).action for _ in range(400)]) == chosen
+    assert "take shelf 1 from shelf 1" not in chosen
+
+
 async def test_policies_carry_the_name_they_are_made_by() -> None:
-    for name in ("expert", "expert:walker", "noisy:0.25", "random"):
+    for name in ("expert", "expert:walker", "noisy:0.25", "clumsy:0.5", "random"):
         assert make_policy(name, await corridor(), seed=0).name == name
 
 

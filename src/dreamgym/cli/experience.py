@@ -55,12 +55,19 @@ app = typer.Typer(
 )
 
 
+SHIPPED = ("builtin:alfworld", "builtin:alfworld-mistakes")
+
+
 @app.command("train")
 @screen.command
 def train(
     *,
     data: Annotated[
-        list[str] | None, typer.Option(help="Trajectories to learn from; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            help="Trajectories to learn from; may be given several times. By default all that are shipped: "
+            "builtin:alfworld and builtin:alfworld-mistakes."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="nano, tiny or small from scratch, or hf:NAME_OR_PATH.")
@@ -103,7 +110,7 @@ def train(
 
     Examples:
 
-      dreamgym experience train --data builtin:alfworld --model tiny --out runs/experience
+      dreamgym experience train --model tiny --out runs/experience
 
       dreamgym experience train --data trajectories --steps 4000 --set experience.history=2 --out runs/second
 
@@ -125,7 +132,7 @@ def train(
         screen.show_config(resolved)
         return
     need_models()
-    sources = [dataset_path(path) for path in data or ["builtin:alfworld"]]
+    sources = [dataset_path(path) for path in data or SHIPPED]
     result = asyncio.run(_train(resolved, sources, out, buffer, teacher, annotations))
     screen.show(result, screen.table(f"taught {out}", *result, rows=[list(result.values())]), as_json=as_json)
 

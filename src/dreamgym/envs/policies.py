@@ -6,6 +6,7 @@ command line:
     expert         the environment's default expert
     expert:NAME    another of its experts
     noisy:SHARE    the expert, but with probability SHARE a random action
+    clumsy:SHARE   the expert, but with probability SHARE an action on the wrong thing, in the wrong place
     random         any admissible action, and a tenth of the time one that no longer is
     mix            a fixed blend of the above, see `MIX`
 """
@@ -13,6 +14,7 @@ command line:
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 from dreamgym.config import nearest_name
@@ -27,7 +29,9 @@ STRAY = 0.1
 """Share of random actions that were admissible earlier in the episode and are not now: without them, nothing
 recorded would show how the environment says no."""
 
-_PATTERNS = ("expert", "expert:NAME", "mix", "noisy:SHARE", "random")
+_PATTERNS = ("clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
+_NAME = re.compile(r"[a-z]+ [0-9]+")
+"""What actions are about: ``mug 1``, ``desk 2``."""
 
 
 class RandomPolicy:
@@ -73,6 +77,24 @@ class NoisyExpertPolicy:
         return await self._expert.act(task, history, state)
 
 
+class ClumsyExpertPolicy:
+    """With probability `share` an action that it has seen done, on things that it was not done with, else the
+    expert's: shows what an environment refuses, verb by verb, while the expert still reaches everything."""
+
+    def __init__(self, environment: RevealingEnvironment, share: float, seed: int) -> None:
+        self.name = f"clumsy:{share:g}"
+        self._expert = ExpertPolicy(environment)
+        self._share = share
+        self._random = random.Random(seed)
+
+    async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
+        if self._random.random() < self._share:
+            wrong = _wrong_action(self._random, history, state) or _wrong_word(self._random, history, state)
+            if wrong is not None:
+                return Decision(action=wrong)
+        return await self._expert.act(task, history, state)
+
+
 def resolve_policy(name: str, *, seed: int, episode: int) -> str:
     """The policy that plays the given episode: `mix` becomes a member of its blend, other names stay.
 
@@ -108,6 +130,8 @@ def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
         )
     if kind == "noisy":
         return NoisyExpertPolicy(environment, float(argument), seed)
+    if kind == "clumsy":
+        return ClumsyExpertPolicy(environment, float(argument), seed)
     return ExpertPolicy(environment, argument or None)
 
 
@@ -116,7 +140,7 @@ def _parse(name: str) -> tuple[str, str]:
     kind, colon, argument = name.partition(":")
     if name in ("expert", "mix", "random") or (kind == "expert" and argument):
         return kind, argument
-    if kind == "noisy" and colon:
+    if kind in ("noisy", "clumsy") and colon:
         try:
             share = float(argument)
         except ValueError:
@@ -138,3 +162,48 @@ def _any_action(source: random.Random, task: Task, history: Sequence[Transition]
         if stale:
             return source.choice(stale)
     return source.choice(state.admissible_actions)
+
+
+def _wrong_action(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
+    """A known action with one of its names exchanged, and not admissible now; None if none was found."""
+    now = set(state.admissible_actions or ())
+    known = now.union(*(past.state.admissible_actions or () for past in history))
+    by_verb: dict[str, list[str]] = {}
+    names: tuple[set[str], set[str]] = set(), set()
+    for action in sorted(known):
+        found = _NAME.findall(action)
+        if found:
+            by_verb.setdefault(action.partition(" ")[0], []).append(action)
+        if len(found) == 2:  # first what is handled, then where
+            names[0].add(found[0])
+            names[1].add(found[1])
+    for _ in range(10 if by_verb else 0):
+        # Verbs are equally likely: places to go to outnumber all the rest.
+        action = source.choice(by_verb[source.choice(sorted(by_verb))])
+        spots = list(_NAME.finditer(action))
+        place = source.randrange(len(spots))
+        others = names[place] if len(spots) == 2 else names[0] | names[1]
+        if others:
+            other = source.choice(sorted(others))
+            wrong = f"{action[: spots[place].start()]}{other}{action[spots[place].end() :]}"
+            if wrong not in now:
+                return wrong
+    return None
+
+
+def _wrong_word(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
+    """`_wrong_action` where names have no numbers to tell them by: one word, the verb apart, is exchanged."""
+    now = set(state.admissible_actions or ())
+    known = sorted(now.union(*(past.state.admissible_actions or () for past in history)))
+    by_verb: dict[str, list[list[str]]] = {}
+    for action in known:
+        verb, *rest = action.split()
+        if rest:
+            by_verb.setdefault(verb, []).append([verb, *rest])
+    for _ in range(10 if by_verb else 0):
+        words = list(source.choice(by_verb[source.choice(sorted(by_verb))]))
+        others = source.choice(by_verb[source.choice(sorted(by_verb))])
+        words[source.randrange(1, len(words))] = source.choice(others[1:])
+        if (wrong := " ".join(words)) not in now:
+            return wrong
+    return None

@@ -23,11 +23,13 @@ from dreamgym.training.fidelity_rollouts import (
     DriftPoint,
     ReplaySpread,
     Transfer,
-    dream_to_real,
+    arrived,
+    dream_successes,
     drift_by_step,
     near_miss,
     real_to_dream,
     replay_in_dream,
+    replay_in_reality,
     replay_spread,
 )
 from dreamgym.training.fidelity_steps import StepFidelity, measure_steps
@@ -64,7 +66,9 @@ class Fidelity:
     drift: tuple[DriftPoint, ...]
     real_to_dream: Transfer
     dream_to_real: Transfer | None
-    """None where no real environment was at hand."""
+    """None where no real environment was at hand. Near misses are among them."""
+    near_misses: Transfer | None
+    """The near misses alone: of those that succeed in the dream, how many do in reality."""
     replay_spread: ReplaySpread
     theorem: Theorem1 | None
     """None where nothing was answered."""
@@ -113,9 +117,15 @@ async def measure_fidelity(
     repeated, tried = played[: len(lists) * settings.repeats], played[len(lists) * settings.repeats :]
     dreams = repeated[: len(lists)]
     back: Transfer | None = None
+    back_from_near: Transfer | None = None
     if factory is not None:
-        count = counter("in reality")
-        back = await dream_to_real(factory, [*dreams, *tried], in_flight=settings.engines, on_count=count)
+        promising = dream_successes([*dreams, *tried])
+        replays = await replay_in_reality(
+            factory, promising, in_flight=settings.engines, on_count=counter("in reality")
+        )
+        back = arrived(replays)
+        if missed:
+            back_from_near = arrived(replays[len(dream_successes(dreams)) :])
     return Fidelity(
         experience_model=experience_model.name,
         episodes=len(trajectories),
@@ -123,6 +133,7 @@ async def measure_fidelity(
         drift=drift_by_step(trajectories, dreams),
         real_to_dream=real_to_dream(trajectories, dreams),
         dream_to_real=back,
+        near_misses=back_from_near,
         replay_spread=replay_spread(repeated, repeats=settings.repeats),
         theorem=_theorem(steps, settings.gamma),
         left_out=_left_out(steps, factory),
@@ -173,6 +184,8 @@ def _rows(fidelity: Fidelity) -> Iterator[tuple[str, str, str]]:
     yield row("real → dream", fidelity.real_to_dream.share)
     if fidelity.dream_to_real is not None:
         yield row("dream → real (WM2Real)", fidelity.dream_to_real.share)
+        if fidelity.near_misses is not None:
+            yield row("– of these, near misses", fidelity.near_misses.share)
     elif "dream_to_real" in fidelity.left_out:
         yield ("dream → real (WM2Real)", f"left out: {fidelity.left_out['dream_to_real']}", "0")
     spread = fidelity.replay_spread

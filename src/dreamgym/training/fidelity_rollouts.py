@@ -198,6 +198,11 @@ async def dream_to_real(
     replays = await replay_in_reality(
         factory, dream_successes(dreams), in_flight=in_flight, on_count=on_count
     )
+    return arrived(replays)
+
+
+def arrived(replays: Sequence[Replay]) -> Transfer:
+    """How many of these real replays succeed."""
     return Transfer(
         share=share_of_episodes(real.success for real in replays if real.failure is None),
         failures=failure_counts(replays),

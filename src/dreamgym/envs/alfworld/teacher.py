@@ -7,7 +7,7 @@ The notes it writes are what the experience model learns to think before it answ
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dreamgym.envs.alfworld.goals import PROPERTY
@@ -34,6 +34,12 @@ _ACTIONS = (
 )
 _MAY_FINISH = ("move", "use", "take")
 _MADE = {"heat": ("ishot", "iscool"), "cool": ("iscool", "ishot"), "clean": ("isclean", None)}
+_MADE_WITH = {
+    "heat": ("microwave", "heatable"),
+    "cool": ("fridge", "coolable"),
+    "clean": ("sinkbasin", "cleanable"),
+}
+"""The kind of place that does it, and the mark of a thing that it can be done to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +90,15 @@ class HouseholdTeacher:
 
 def explain(world: _World, transition: Transition, goal: Mapping[str, str]) -> Note:
     kind, words = _parse(transition.action)
+    checked: list[str] = []
+    for check, met in _checks(world, kind, words):
+        checked.append(check)
+        if not met:
+            break
+    reasoning = " ".join(checked)
     if transition.outcome.next_state.text == REFUSAL:
-        return Note(reasoning=f"not possible: {_obstacle(world, kind, words)}.")
-    reasoning = _reason(world, kind, words) + _goal_check(world, kind, words, goal)
+        return Note(reasoning=f"{reasoning} not possible.".lstrip())
+    reasoning += _goal_check(world, kind, words, goal)
     if transition.outcome.success:
         reasoning += " the task is done."
     elif kind in _MAY_FINISH:
@@ -138,25 +150,77 @@ def _change(world: _World, kind: str, words: Mapping[str, str]) -> Change:
     return Change()
 
 
-def _reason(world: _World, kind: str, words: Mapping[str, str]) -> str:
+def _checks(world: _World, kind: str, words: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """What an action requires beside what there is, in order, each with whether it is met.
+
+    Both sides are written down before the verdict: a small model copies well and compares what stands close
+    together, and without this it forgives an action whose preparation was left out.
+    """
     thing, place = words.get("o", ""), words.get("r", "")
     if kind == "go":
-        return f"{place} is {'closed' if world.closed(place) else 'in view'}."
-    if kind == "open":
-        return f"{place} is here and closed, it opens."
-    if kind == "close":
-        return f"{place} is here and open, it closes."
+        if world.place_of(place) is None:
+            yield f"{place} is no place to go.", False
+        elif world.place_of(place) == world.location():
+            yield f"agent is at {place} already.", False
+        yield f"{place} is {'closed' if world.closed(place) else 'in view'}.", True
+    elif kind == "examine":
+        yield from _within_reach(world, words["x"])
+    elif kind == "use":
+        stands = next((f[2] for f in world.facts if f[:2] == ("inreceptacle", thing)), "no place")
+        beside = world.place_of(stands) == world.location()
+        # Not `_here`: where a thing stands that the action does not name is not told.
+        yield f"{thing} in {stands}, beside agent: {_yes(beside)}.", beside
+        switched = world.has("toggleable", thing)
+        yield f"{thing} {'can' if switched else 'cannot'} be switched.", switched
+    elif kind == "inventory":
+        yield f"in hand: {world.held() or 'nothing'}.", True
+    elif place:
+        yield _here(world, place)
+        if kind in ("open", "close"):
+            found = _door(world, place)
+            yield f"{place} is {found}.", found == ("closed" if kind == "open" else "open")
+        else:
+            yield from _handling(world, kind, thing, place)
+    elif kind == "slice":
+        yield from _within_reach(world, words["k"])
+    elif kind in ("look", "help"):
+        yield "nothing changes.", True
+
+
+def _handling(world: _World, kind: str, thing: str, place: str) -> Iterator[tuple[str, bool]]:
+    held = world.held()
+    wanted = None if kind == "take" else thing
+    yield (
+        f"hand holds {held or 'nothing'}, needs {wanted or 'nothing'}: {_yes(held == wanted)}.",
+        held == wanted,
+    )
+    if kind in ("take", "move") and world.has("openable", place):
+        yield f"{place} is {_door(world, place)}.", not world.closed(place)
+    if kind in _MADE_WITH:
+        able = world.has(_MADE_WITH[kind][1], thing) and _kind(place) == _MADE_WITH[kind][0]
+        yield f"{place} can {kind} {_kind(thing)}: {_yes(able)}.", able
     if kind == "take":
-        return f"{thing} is in {place}, hands are free."
-    if kind == "move":
-        return f"{thing} is in hand, {place} can hold it."
-    if kind in _MADE:
-        return f"{thing} is in hand at {place}."
-    if kind == "use":
-        return f"{thing} can be switched."
-    if kind == "inventory":
-        return f"in hand: {world.held() or 'nothing'}."
-    return "nothing changes."
+        there = world.has("inreceptacle", thing, place)
+        yield f"{thing} is {'' if there else 'not '}in {place}.", there
+
+
+def _door(world: _World, place: str) -> str:
+    if not world.has("openable", place):
+        return "without a door"
+    return "closed" if world.closed(place) else "open"
+
+
+def _within_reach(world: _World, name: str) -> Iterator[tuple[str, bool]]:
+    if world.place_of(name) is not None:
+        yield _here(world, name)
+    else:
+        held = world.held()
+        yield f"hand holds {held or 'nothing'}, needs {name}: {_yes(held == name)}.", held == name
+
+
+def _here(world: _World, place: str) -> tuple[str, bool]:
+    there, here = world.place_of(place), world.location()
+    return f"{place} at {there or 'no place'}, agent at {here}: {_yes(there == here)}.", there == here
 
 
 def _goal_check(world: _World, kind: str, words: Mapping[str, str], goal: Mapping[str, str]) -> str:
@@ -190,28 +254,6 @@ def _yes(true: bool) -> str:
 
 def _kind(name: str) -> str:
     return name.rpartition(" ")[0]
-
-
-def _obstacle(world: _World, kind: str, words: Mapping[str, str]) -> str:
-    """The first requirement of an action that is not met."""
-    thing, place = words.get("o", ""), words.get("r", words.get("x", ""))
-    if kind == "unknown":
-        return "no such action"
-    if place and world.place_of(place) is not None and world.place_of(place) != world.location():
-        return f"{place} is not here"
-    if kind in ("open", "close"):
-        if not world.has("openable", place):
-            return f"{place} cannot be opened"
-        return f"{place} is already {'open' if kind == 'open' else 'closed'}"
-    if kind == "take":
-        if world.held():
-            return f"hands hold {world.held()}"
-        return f"{thing} is not in {place}" if not world.closed(place) else f"{place} is closed"
-    if kind in ("move", *_MADE) and world.held() != thing:
-        return f"{thing} is not in hand"
-    if kind == "move":
-        return f"{place} is closed" if world.closed(place) else f"{place} cannot hold {thing}"
-    return "it cannot be done here"
 
 
 def _goal(task: Task) -> Mapping[str, str]:
