@@ -44,6 +44,8 @@ class PolicySettings(UpdateSettings):
     """Above `clip_low`, so that unlikely tokens may rise (DAPO); equal to it, as in PPO."""
     kl: float = 0.0
     """Weight of the KL term to the policy that the learner began with."""
+    kl_corrected: bool = False
+    """Whether the KL term is weighted by the importance ratio, for an unbiased gradient (DeepSeek-V3.2)."""
     entropy: float = 0.0
     """Weight of the entropy bonus."""
     behaviour: Literal["recorded", "recomputed"] = "recorded"
@@ -177,7 +179,8 @@ class PolicyLearner(ABC):
         if settings.entropy:
             loss = loss - settings.entropy * scores.entropies
         if lesson.reference is not None:
-            apart = objectives.kl_to_reference(scores.logprobs, lesson.reference[scores.slots])
+            sampled = behaviour if settings.kl_corrected else None
+            apart = objectives.kl_to_reference(scores.logprobs, lesson.reference[scores.slots], sampled)
             sums["kl"] += share * float(apart.detach().sum())
             loss = loss + settings.kl * apart
         return (weights * loss).sum()
@@ -215,7 +218,8 @@ class PolicyLearner(ABC):
         Raises:
             ConfigError: the state is of other settings or of another model.
         """
-        same_settings(asdict(self.settings), stored["settings"])
+        # A setting that did not exist yet was what it is by default.
+        same_settings(asdict(self.settings), asdict(type(self.settings)()) | stored["settings"])
         self._updater.load_state_dict(stored)
         if self._frozen is not None:
             restore(dict(self._frozen.named_parameters()), stored["reference"])

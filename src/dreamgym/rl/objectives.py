@@ -103,14 +103,22 @@ def clipped(
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
 
 
-def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
+def kl_to_reference(logprobs: Tensor, reference: Tensor, behaviour: Tensor | None = None) -> Tensor:
     """Schulman's k3 estimate of KL(policy ‖ reference) per sampled token: unbiased and never negative.
+
+    Args:
+        behaviour: log-probs under the policy that sampled the tokens. If given, the estimate is weighted by
+            the ratio to it (DeepSeek-V3.2), and then its gradient is unbiased too.
 
     >>> kl_to_reference(torch.tensor([-1.0]), torch.tensor([-1.0])).item()
     0.0
+    >>> now, first, sampled = torch.tensor([-1.0]), torch.tensor([-2.0]), torch.tensor([0.0])
+    >>> [round(kl_to_reference(now, first, by).item(), 4) for by in (None, sampled)]
+    [0.3679, 0.1353]
     """
     gap = reference - logprobs
-    return gap.exp() - gap - 1
+    estimate = gap.exp() - gap - 1
+    return estimate if behaviour is None else (logprobs - behaviour).exp() * estimate
 
 
 def clipped_value_loss(values: Tensor, before: Tensor, targets: Tensor, *, clip: float | None) -> Tensor:
