@@ -36,10 +36,11 @@ class ChatLanguageModel:
         more = self._codec.more
         if request.system and self._around_system is not None:
             first, middle, last = self._around_system
-            tokens = (*first, *more(request.system), *middle, *more(request.prompt), *last)
+            asked = with_system(replace(request, system="")).prompt
+            tokens = (*first, *more(request.system), *middle, *more(asked), *last)
         else:
             tokens = (*self._before, *more(with_system(request).prompt), *self._after)
-        return await self._model.complete(replace(request, prompt_token_ids=tokens, system=""))
+        return await self._model.complete(replace(request, prompt_token_ids=tokens, system="", turns=()))
 
 
 def _parts(tokenizer: Any, messages: list[dict[str, str]], *places: str) -> list[list[int]]:

@@ -23,11 +23,11 @@ from dreamgym.models.replicas import Replica, Replicas
 from dreamgym.models.reply_cache import ReplyCache
 from dreamgym.models.retries import AttemptFailedError, pause_after, refusal
 from dreamgym.models.spending import Most, Prices, Spending, Spent
+from dreamgym.models.transport import make_client
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
 _MALFORMED_REPLIES = 3
 """To one request; a model that answers nonsense greedily will do so again."""
-_LARGEST_REPLY = 64 << 20
 _PROBE_SECONDS = 5.0
 
 
@@ -66,11 +66,8 @@ class Endpoint:
         self._cache = cache
         check_settings(name, settings, in_money=self.spending.budget.money is not None)
         self._httpx = httpx
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(
-                settings.timeout_seconds, connect=min(10.0, settings.timeout_seconds), pool=None
-            ),
-            limits=httpx.Limits(max_connections=settings.concurrency + 4, max_keepalive_connections=None),
+        self._client = make_client(
+            settings.urls, timeout=None, limits=httpx.Limits(max_connections=settings.concurrency + 4)
         )
         self._governor = Governor(
             concurrency=settings.concurrency,
@@ -133,17 +130,8 @@ class Endpoint:
         """
         httpx = self._httpx
         try:
-            async with (
-                asyncio.timeout(self.settings.timeout_seconds),
-                self._client.stream("POST", f"{url}/{path}", json=sent, headers=self._headers()) as reply,
-            ):
-                body = bytearray()
-                async for piece in reply.aiter_bytes():
-                    body += piece
-                    if len(body) > _LARGEST_REPLY:
-                        raise AttemptFailedError(
-                            FailureKind.PARSE_ERROR, f"more than {_LARGEST_REPLY} bytes", again=False
-                        )
+            async with asyncio.timeout(self.settings.timeout_seconds):
+                reply = await self._client.post(f"{url}/{path}", json=sent, headers=self._headers())
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise AttemptFailedError(
                 FailureKind.SERVER_DOWN, type(error).__name__, server_at_fault=True
@@ -160,7 +148,7 @@ class Endpoint:
             raise AttemptFailedError(
                 FailureKind.SERVER_DOWN, type(error).__name__, server_at_fault=True, perhaps_paid=True
             ) from None
-        raw = self._scrubbed(bytes(body))
+        raw = self._scrubbed(reply.content)
         if reply.status_code != 200:
             raise refusal(reply.status_code, reply.headers, raw.decode(errors="replace"))
         return raw

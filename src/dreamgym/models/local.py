@@ -273,10 +273,12 @@ class LocalLanguageModel:
 
 
 def with_system(request: CompletionRequest) -> CompletionRequest:
-    """The same, with its instructions as the beginning of the prompt."""
-    if not request.system:
+    """The same, with its instructions and earlier turns as the beginning of the prompt."""
+    if not request.system and not request.turns:
         return request
-    return replace(request, prompt=f"{request.system}\n\n{request.prompt}", system="")
+    before = [request.system] if request.system else []
+    before += [text for turn in request.turns for text in turn]
+    return replace(request, prompt="\n\n".join([*before, request.prompt]), system="", turns=())
 
 
 def _closing_tokens(model: Any, tokenizer: Any) -> list[int]:

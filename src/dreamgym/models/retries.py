@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ _LONGEST_SHOWN = 200
 """Characters of a server's own words in a message."""
 _LONGEST_COMPLAINT = 4000
 _OVERLOADED = frozenset({429, 529})
+_TOO_LONG = ("context_length_exceeded", "maximum context length", "exceeds the available context")
+"""How OpenAI, vLLM and llama.cpp say that a prompt is longer than the model reads."""
 _PASSING = frozenset({408, 409, 425, 500, 502, 503, 504})
 
 
@@ -57,7 +60,7 @@ def refusal(status: int, headers: Mapping[str, str], text: str) -> AttemptFailed
     Args:
         text: what the server says about it, without any secret.
     """
-    told = f"status {status}: {text[:_LONGEST_SHOWN]!r}"
+    told = f"status {status}: {_said(text)[:_LONGEST_SHOWN]!r}"
     if status in _OVERLOADED:
         return AttemptFailedError(FailureKind.RATE_LIMITED, told, asked_pause=asked_pause(headers))
     if status in (401, 403):  # such bodies like to quote the key
@@ -70,7 +73,17 @@ def refusal(status: int, headers: Mapping[str, str], text: str) -> AttemptFailed
         return AttemptFailedError(
             FailureKind.SERVER_DOWN, told, asked_pause=asked_pause(headers), server_at_fault=True
         )
+    if any(sign in text for sign in _TOO_LONG):
+        return AttemptFailedError(FailureKind.BUDGET, told, again=False)
     return AttemptFailedError(FailureKind.REFUSED, told, again=False, complaint=text[:_LONGEST_COMPLAINT])
+
+
+def _said(text: str) -> str:
+    """The message in an error's JSON, or all of it where there is none."""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text
 
 
 def asked_pause(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:

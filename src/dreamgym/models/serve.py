@@ -22,7 +22,10 @@ from dreamgym.protocols import LanguageModel
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
 _MOST_CHOICES = 2_000
-_STATUS = {FailureKind.BUDGET: 400, FailureKind.SERVER_DOWN: 503}
+_STATUS = {
+    FailureKind.BUDGET: (400, "context_length_exceeded"),
+    FailureKind.SERVER_DOWN: (503, "server_down"),
+}
 
 
 class _Message(BaseModel):
@@ -131,7 +134,8 @@ class ModelServer:
         try:
             completion = await (self._chat if chat else self._plain).complete(request)
         except EpisodeFailedError as error:
-            return _error(_STATUS.get(error.kind, 500), str(error), str(error.kind))
+            status, code = _STATUS.get(error.kind, (500, str(error.kind)))
+            return _error(status, str(error), code)
         except ConfigError as error:
             return _error(400, str(error))
         return Answer.json(self._reply(wish, completion, chat=chat))

@@ -65,11 +65,13 @@ def body(request: CompletionRequest, settings: EndpointConfig, dialect: Dialect)
     sent: dict[str, Any] = {"model": settings.model}
     if settings.kind == "chat":
         told = [{"role": "system", "content": request.system}] if request.system else []
+        for question, answer in request.turns:
+            told += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         sent["messages"] = [*told, {"role": "user", "content": request.prompt}]
     elif request.prompt_token_ids is not None:
         sent["prompt"] = list(request.prompt_token_ids)
     else:
-        sent["prompt"] = f"{request.system}\n\n{request.prompt}" if request.system else request.prompt
+        sent["prompt"] = "\n\n".join(_texts(request))
     sent |= {dialect.limit: request.max_tokens, "temperature": request.temperature}
     if request.top_p != 1.0:
         sent["top_p"] = request.top_p
@@ -92,7 +94,7 @@ def key(request: CompletionRequest, settings: EndpointConfig) -> bytes:
     """The same for requests that must get the same reply, whatever server of this model answers."""
     asked = [
         *(_VERSION, settings.model, settings.kind, settings.logprobs, settings.extra),
-        *(request.system, request.prompt, request.prompt_token_ids, request.max_tokens),
+        *(request.system, request.turns, request.prompt, request.prompt_token_ids, request.max_tokens),
         *(request.temperature, request.top_p, request.stop, request.choices, request.schema),
         request.seed if request.temperature > 0 else 0,
     ]
@@ -103,8 +105,12 @@ def most_prompt_tokens(request: CompletionRequest) -> int:
     """No tokenizer makes more tokens than there are bytes."""
     if request.prompt_token_ids is not None:
         return len(request.prompt_token_ids)
-    told = len(request.system.encode(errors="replace")) + len(request.prompt.encode(errors="replace"))
-    return told + _TEMPLATE_TOKENS
+    return sum(len(text.encode(errors="replace")) + _TEMPLATE_TOKENS for text in _texts(request))
+
+
+def _texts(request: CompletionRequest) -> list[str]:
+    before = [request.system] if request.system else []
+    return [*before, *(text for turn in request.turns for text in turn), request.prompt]
 
 
 class _Lenient(BaseModel):
@@ -214,13 +220,27 @@ def _cut(text: str, stops: tuple[str, ...]) -> str:
 def _schema(request: CompletionRequest) -> dict[str, Any] | None:
     """The schema that the reply is held to: the one asked for, or one that spells out the choices."""
     if request.choices is None:
-        return dict(request.schema) if request.schema is not None else None
+        return _closed(dict(request.schema)) if request.schema is not None else None
     return {
         "type": "object",
         "properties": {"choice": {"type": "string", "enum": list(request.choices)}},
         "required": ["choice"],
         "additionalProperties": False,
     }
+
+
+def _closed(schema: Any) -> Any:
+    """The schema in the form that strict servers ask for: every property required, no others, no defaults."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(each) for name, each in schema.items() if name != "default"}
+    if isinstance(closed.get("properties"), dict):
+        # Here names are the user's own: one of them may well be "default".
+        closed["properties"] = {name: _closed(each) for name, each in schema["properties"].items()}
+        closed |= {"required": list(closed["properties"]), "additionalProperties": False}
+    return closed
 
 
 class _Chosen(BaseModel):

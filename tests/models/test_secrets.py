@@ -1,0 +1,110 @@
+"""An API key comes from the environment and goes to the server; it is found nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from pathlib import Path
+
+import pytest
+from served import served
+
+from dreamgym.config import Config, config_json, load_config, validate
+from dreamgym.errors import ConfigError, DreamGymError, EndpointError
+from dreamgym.models.endpoint import Endpoint
+from dreamgym.models.http_server import Answer, Asked, HttpServer
+from dreamgym.models.named import LanguageModels
+from dreamgym.types import CompletionRequest
+
+KEY = "sk-5ecre7-0123456789abcdef"
+
+
+def question(number: int) -> CompletionRequest:
+    return CompletionRequest(prompt=f"You see a drawer {number}", max_tokens=4)
+
+
+async def test_the_key_is_in_no_file_log_message_or_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STRONG_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    found: list[str] = []
+    calls = 0
+
+    async def handle(asked: Asked) -> Answer:
+        nonlocal calls
+        calls += 1
+        assert asked.headers["authorization"] == f"Bearer {KEY}"
+        told = asked.headers["authorization"]
+        status = (200, 400, 401, 404, 422, 429, 500, 503)[calls % 8]
+        if status == 200:
+            return Answer.json({"choices": [{"text": f"you sent {told}", "finish_reason": "stop"}]})
+        return Answer(status=status, body=f"error: bad key {told}".encode(), headers={"x-echo": told})
+
+    server = HttpServer(handle)
+    await server.start()
+    settings = {"url": server.url, "model": "m", "kind": "completions", "key_from": "STRONG_KEY"}
+    settings |= {"pause_seconds": 0.01, "attempts": 1}
+    config = validate(Config, {"endpoints": {"strong": settings}})
+    found.append(config_json(config))
+    async with LanguageModels(config, folder=tmp_path) as models:
+        model = models.open("endpoint:strong", role="teacher")
+        for number in range(24):
+            try:
+                found.append((await model.complete(question(number))).text)
+            except DreamGymError as error:
+                found.append("".join(traceback.format_exception(error)))
+        found.append(repr(vars(models.endpoint("strong"))))
+        found.append(repr(models.spending.to_dict()))
+    await server.aclose()
+    found.append(caplog.text)
+    found += [file.read_bytes().decode("latin-1") for file in tmp_path.rglob("*")]
+    assert len(list(tmp_path.iterdir())) >= 2  # replies and spending are there to be searched
+    assert calls == 24
+    assert sum("you sent" in text for text in found) >= 3
+    for text in found:
+        assert KEY not in text
+
+
+async def test_a_server_that_wants_a_key_gets_it_and_one_that_wants_none_gets_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(key=KEY) as server:
+        monkeypatch.setenv("DREAMGYM_API_KEY", KEY)
+        endpoint = Endpoint("x", server.settings())
+        assert (await endpoint.ask(question(1), role="agent")).text
+        monkeypatch.delenv("DREAMGYM_API_KEY")
+        with pytest.raises(EndpointError, match="the key was refused"):
+            await endpoint.ask(question(2), role="agent")
+        assert "authorization" not in server.asked[-1].headers
+        await endpoint.aclose()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"endpoints.x.key_from={KEY}"],
+        [f"endpoints.x.api_key={KEY}"],
+        [f"endpoints.x.url=http://user:{KEY}@localhost"],
+        [f"endpoints.x.url=http://localhost/v1?key={KEY}"],
+        [f"endpoints.x.url={KEY}"],
+        [f"endpoints.x.timeout_seconds={KEY}"],
+        [f"endpoints.x={KEY}"],
+    ],
+)
+def test_a_key_in_the_configuration_is_refused_and_not_repeated(overrides: list[str]) -> None:
+    given = [] if overrides[0].startswith("endpoints.x=") else ["endpoints.x.url=http://localhost"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[*given, "endpoints.y.model=m", *overrides])
+    assert KEY not in "".join(traceback.format_exception(caught.value, chain=True))
+
+
+@pytest.mark.parametrize("text", ["two words", "kéy", "a\nb"])
+async def test_what_cannot_be_a_key_is_said_without_repeating_it(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRONG_KEY", text)
+    async with served() as server:
+        with pytest.raises(ConfigError, match=r"\$STRONG_KEY cannot be an API key") as caught:
+            Endpoint("x", server.settings(key_from="STRONG_KEY"))
+        assert text not in str(caught.value)
