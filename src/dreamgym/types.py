@@ -216,6 +216,8 @@ class CompletionRequest:
     seed: int = 0
     system: str = ""
     """Instructions above the prompt: a chat's system message; elsewhere put before the prompt."""
+    turns: tuple[tuple[str, str], ...] = ()
+    """Earlier questions and answers of the same chat, oldest first; elsewhere put before the prompt."""
     schema: Mapping[str, JsonValue] | None = None
     """A JSON schema that the reply shall have. A wish: servers that cannot hold a reply to it ignore it, so
     whoever asks still parses strictly."""
