@@ -39,6 +39,9 @@ class EnvironmentSpec:
     """Explains recorded transitions from the environment's own facts, where it has rules for that."""
     actor: str | None = None
     """The agent's own name among the facts of a world sheet."""
+    tell_facts: Callable[[WorldSheet, str], Sequence[str]] | None = None
+    """What an experience model is told of a sheet before an action (``start`` for the first state), one line
+    each; by default the facts that share a name with the action."""
     goal_met: Callable[[Task, WorldSheet], bool] | None = None
     """Whether a task is done on these facts, where a sheet can tell."""
     can_succeed: Callable[[Task, WorldSheet], bool] | None = None

@@ -118,7 +118,7 @@ def _of(
         )
     sheet = trajectory.sheet or WorldSheet(facts=())
     yield Example(
-        prompt=start_prompt(trajectory.task, sheet, actor=settings.actor),
+        prompt=start_prompt(trajectory.task, sheet, actor=settings.actor, tell_facts=settings.tell_facts),
         reply=start_text(trajectory.start.text),
         trajectory_id=trajectory.id,
         position=START,

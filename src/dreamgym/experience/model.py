@@ -77,7 +77,7 @@ class ReasoningExperienceModel:
         return self._model
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
-        question = start_prompt(task, sheet, actor=self._settings.actor)
+        question = start_prompt(task, sheet, actor=self._settings.actor, tell_facts=self._settings.tell_facts)
         for attempt in range(self._attempts):
             completion = await self._ask(question, attempt)
             text = parse_start(completion.text)

@@ -14,7 +14,7 @@ parse error, never a guess.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dreamgym.errors import EpisodeFailedError
@@ -53,12 +53,18 @@ class Reply:
     success: bool
 
 
+TellFacts = Callable[[WorldSheet, str], Sequence[str]]
+"""The lines about a sheet that an action (``start`` for the first state) needs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSettings:
     """What a prompt holds. Each part can be left out, which is how its worth is measured."""
 
     actor: str | None = None
     """The agent's own name in the sheet, where it has one."""
+    tell_facts: TellFacts | None = None
+    """Tells the part of a sheet that an action needs; by default `sheet_lines`."""
     history: int = 2
     """How many of the newest transitions are told; the newest one's outcome is the state itself."""
     demonstrations: int = 2
@@ -93,7 +99,8 @@ def prompt(
     lines += [f"then: {_action(past)}" for past in recent[-1:]]
     lines.append(f"state: {cut(state)}")
     if settings.sheet and sheet is not None:
-        lines += [f"fact: {line}" for line in sheet_lines(sheet, action, settings.actor)]
+        told = settings.tell_facts or (lambda sheet, action: sheet_lines(sheet, action, settings.actor))
+        lines += [f"fact: {_one_line(line)}" for line in told(sheet, action)]
     lines += [f"task: {_one_line(task.instruction)}", f"action: {_one_line(action)[:500]}"]
     return "\n".join(lines) + "\n"
 
@@ -185,10 +192,16 @@ def _lines(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
-def start_prompt(task: Task, sheet: WorldSheet, *, actor: str | None = None) -> str:
+def start_prompt(
+    task: Task, sheet: WorldSheet, *, actor: str | None = None, tell_facts: TellFacts | None = None
+) -> str:
     """Asks for the first state of an episode: what stands in the open, since nothing was looked into yet."""
-    around = [fact for fact in touched(sheet, "", actor=actor) if len(fact) > 2] if actor else []
-    lines = [f"fact: {line}" for line in (*tell(around), *listings(sheet))]
+    if tell_facts is not None:
+        told = list(tell_facts(sheet, "start"))
+    else:
+        around = [fact for fact in touched(sheet, "", actor=actor) if len(fact) > 2] if actor else []
+        told = [*tell(around), *listings(sheet)]
+    lines = [f"fact: {_one_line(line)}" for line in told]
     return "\n".join([*lines, f"task: {_one_line(task.instruction)}", "action: start"]) + "\n"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dreamgym.config import Config, ExperienceConfig, Part, Section, validate
+from dreamgym.envs.registry import environment_names, find_environment
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.experience.dataset import Example, examples, held_out, spared, variations
 from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
@@ -38,9 +39,11 @@ LONGEST = 1024
 """Tokens of an example, unless the model reads fewer."""
 
 
-def prompt_settings(config: ExperienceConfig, actor: str | None) -> PromptSettings:
+def prompt_settings(config: ExperienceConfig, actor: str | None, environment: str | None) -> PromptSettings:
+    known = environment is not None and environment in environment_names()
     return PromptSettings(
         actor=actor,
+        tell_facts=find_environment(environment).tell_facts if environment and known else None,
         history=config.history,
         demonstrations=config.demonstrations,
         sheet=config.sheet,
@@ -191,7 +194,7 @@ def load_experience_model(
     return ReasoningExperienceModel(
         LocalLanguageModel.load(folder / "model"),
         name=str(folder),
-        settings=prompt_settings(settings, run.actor),
+        settings=prompt_settings(settings, run.actor, run.environment),
         rewarder=rewarder,
         memory=memory,
         refusals=refusals,
@@ -218,7 +221,7 @@ async def _examples(
     actor: str | None,
     memory: Memory | None,
 ) -> tuple[list[Example], list[Example]]:
-    settings = prompt_settings(config.experience, actor)
+    settings = prompt_settings(config.experience, actor, config.environment.name)
     recorded = [with_sheet(found) for found in explained(recorded, teacher)]
     kept_back = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])

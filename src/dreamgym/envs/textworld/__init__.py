@@ -27,7 +27,10 @@ from dreamgym.envs.textworld.games import (
     settings_of,
     task_of,
 )
+from dreamgym.envs.textworld.goals import can_succeed, goal_met
+from dreamgym.envs.textworld.house import PLAYER, facts_for
 from dreamgym.envs.textworld.play import REFUSALS, Playthrough
+from dreamgym.envs.textworld.teacher import TextWorldTeacher
 from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
@@ -47,6 +50,11 @@ class TextWorldOptions(Section):
         le=25,
         description="treasure: from 1 in 5 rooms, from 11 in 10 with doors, from 21 in 20 with locks",
     )
+    foods: Literal["own", "train"] = Field(
+        "own",
+        description="cooking: each split has foods of its own (the official ones), or all those of train",
+    )
+    games: int | None = Field(None, ge=1, description="how many games a split holds; None for all there are")
     horizon: int = Field(
         30, ge=1, description="actions after which an episode is truncated; 60 for many ingredients"
     )
@@ -55,7 +63,8 @@ class TextWorldOptions(Section):
 class TextWorldEpisode:
     """One game, played once."""
 
-    experts = ("planner",)
+    experts = ("reader", "planner")
+    """The planner knows the recipe of a meal without reading it; the reader looks it up first."""
 
     def __init__(self, task: Task, *, horizon: int) -> None:
         self.task = task
@@ -95,7 +104,8 @@ class TextWorldEpisode:
     async def expert_action(self, expert: str | None = None) -> str:
         if expert is not None and expert not in self.experts:
             raise ConfigError(f"unknown expert {expert!r}{nearest_name(expert, self.experts)}")
-        return self._playing("expert_action").expert_action()
+        play = self._playing("expert_action")
+        return play.expert_action() if expert == "planner" else play.reader_action()
 
     async def aclose(self) -> None:
         self._used = True
@@ -120,7 +130,7 @@ class TextWorldFactory:
         known = next((each for each in SEEDS if each == split), None)
         if known is None:
             raise ConfigError(f"unknown split {split!r}{nearest_name(split, self.splits)}")
-        seeds = SEEDS[known]
+        seeds = SEEDS[known][: self._options.games]
         if count is not None and count > len(seeds):
             raise ConfigError(f"split {split!r} of {NAME!r} holds {len(seeds)} tasks, asked for {count}")
         order = random.Random(f"{split}:{seed}").sample(seeds, len(seeds))[:count]
@@ -145,6 +155,7 @@ class TextWorldFactory:
             open=options.open,
             cook=options.cook,
             cut=options.cut,
+            foods=options.foods,
         )
 
 
@@ -178,5 +189,10 @@ SPEC = EnvironmentSpec(
     open=open_textworld,
     splits=tuple(SEEDS),
     extra="alfworld",
+    teacher=TextWorldTeacher,
+    actor=PLAYER,
+    tell_facts=facts_for,
+    goal_met=goal_met,
+    can_succeed=can_succeed,
     refusals=REFUSALS,
 )

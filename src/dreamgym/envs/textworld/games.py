@@ -56,11 +56,14 @@ class CookingGame(Section):
     open: bool = True
     cook: bool = True
     cut: bool = True
+    foods: Literal["own", "train"] = "own"
+    """``train``: the foods and preparations of training, in a game that training does not have."""
 
     @property
     def id(self) -> str:
         skills = "".join(f"-{skill}" for skill in ("open", "cook", "cut") if getattr(self, skill))
-        return f"cooking-{self.ingredients}of{self.rooms}{skills}-{self.split}-{self.seed}"
+        known = "-known" if self.foods == "train" and self.split != "train" else ""
+        return f"cooking-{self.ingredients}of{self.rooms}{skills}{known}-{self.split}-{self.seed}"
 
 
 class TreasureGame(Section):
@@ -160,8 +163,9 @@ def make_game(settings: GameSettings) -> Any:
 
 
 def _cooking_arguments(settings: CookingGame) -> dict[str, Any]:
+    split = settings.split
     return {
-        "split": {"validation": "valid"}.get(settings.split, settings.split),
+        "split": "train" if settings.foods == "train" else {"validation": "valid"}.get(split, split),
         "recipe": settings.ingredients,
         "take": settings.ingredients,
         "go": settings.rooms,

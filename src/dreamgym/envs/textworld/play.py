@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dreamgym.envs.textworld.wording import COOKING, CUTTING, Scene
+from dreamgym.envs.textworld.house import PLAYER, SHUT, House
+from dreamgym.envs.textworld.wording import COOKING, CUTTING, Scene, facts_told
+from dreamgym.types import Fact
 
 INVALID = "Invalid command."
 """The engine's own answer to what it does not understand."""
@@ -18,6 +20,8 @@ _MISSING = "You still miss something."
 _UNREADY = {"cooked": "Something still needs to be cooked.", "cut": "Something still needs to be cut."}
 REFUSALS = (INVALID, _ELSEWHERE, _MISSING, *_UNREADY.values())
 """Every answer to an action that does nothing."""
+_COOKBOOK = "cookbook"
+_READ = f"examine {_COOKBOOK}"
 
 
 class Playthrough:
@@ -34,11 +38,17 @@ class Playthrough:
         self._done: list[Any] = []
         self._open_quests = list(game.quests)
         self.won = self.lost = False
+        self._has_read = False
         self._observe()
 
     @property
     def actions(self) -> tuple[str, ...]:
         return tuple(sorted(command for command, _ in self._meanings.values()))
+
+    @property
+    def facts(self) -> list[Fact]:
+        """What is true now, by the names an agent knows."""
+        return facts_told(self._game.infos, self._progress.state.facts)
 
     def look(self) -> str:
         seen = self._scene.look()
@@ -55,6 +65,7 @@ class Playthrough:
         if command == "inventory":
             return self._scene.inventory()
         if command.startswith("examine "):
+            self._has_read |= command == _READ
             return self._scene.examine(command.removeprefix("examine "))
         self._progress.update(meaning)
         self._done.append(meaning)
@@ -62,6 +73,12 @@ class Playthrough:
         self._judge()
         ending = " You have lost." if self.lost else " You have won!" if self.won else ""
         return self._tell(meaning) + ending
+
+    def reader_action(self) -> str:
+        """The planner's action, once the recipe is read: an agent could not know it otherwise."""
+        if not self._scene.recipe or self._has_read:
+            return self.expert_action()
+        return _READ if _READ in self._meanings else _way_to(_COOKBOOK, House(self.facts))
 
     def expert_action(self) -> str:
         """The first action of the engine's plan from here; "look" where nothing can be won any more."""
@@ -125,3 +142,23 @@ class Playthrough:
         if kind.startswith("cook/"):
             return f"{told} It is {self._scene.condition(thing)[-1]} now."
         return told
+
+
+def _way_to(thing: str, house: House) -> str:
+    """The first action on the shortest way to where a thing can be seen; "look" where none leads there."""
+    chain = [where for _, where in house.chain(thing)]
+    ways: dict[str, tuple[str, str | None] | None] = {house.room: None}
+    rooms = [house.room]
+    for room in rooms:
+        for direction, there, door in house.exits(room):
+            if there not in ways:
+                ways[there] = ways[room] or (direction, door)
+                rooms.append(there)
+    if not chain or chain[-1] not in (*ways, PLAYER):
+        return "look"
+    first = ways.get(chain[-1])
+    if first is None:
+        shut = next((where for where in chain if house.marks[where] & SHUT), None)
+        return f"open {shut}" if shut else "look"
+    direction, door = first
+    return f"open {door}" if door is not None and house.marks[door] & SHUT else f"go {direction}"

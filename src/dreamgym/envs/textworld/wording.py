@@ -21,6 +21,8 @@ _DIRECTIONS = {"north_of": ("north", "south"), "west_of": ("west", "east")}
 _HEATING = ("oven", "stove", "toaster")
 _OPENNESS = ("open", "closed", "locked")
 # The other half of a pair, what follows from a door's state, marks that no rule reads, the recipe's insides.
+_SAME = {"eaten": "consumed"}
+"""Words of the hunt's rules for what the kitchen's call otherwise."""
 _UNTOLD = {"south_of", "east_of", "free", "cookable", "cuttable", "base", "out", "cooking_location"}
 
 
@@ -66,7 +68,7 @@ class Scene:
 
     def look(self) -> str:
         here = [thing for thing in self.held_by(self.room) if thing != "P"]
-        furniture = [thing for thing in here if self._is_fixed(thing)]
+        furniture = [thing for thing in here if self.is_fixed(thing)]
         floor = [thing for thing in here if thing not in furniture]
         sentences = [f"You are in the {self.name(self.room)}."]
         if furniture:
@@ -86,7 +88,7 @@ class Scene:
         told = [f"You see {self._list([thing])}."]
         if info.type in _HEATING:
             told.append(info.desc)  # what it is good for
-        if self._is_fixed(thing) and not self.marks[thing] & {"closed", "locked"}:
+        if self.is_fixed(thing) and not self.marks[thing] & {"closed", "locked"}:
             told.append(self.contents(thing) or "It is empty.")
         return " ".join(told)
 
@@ -126,7 +128,7 @@ class Scene:
         article = self._infos[thing].indefinite or ("an" if words[0] in "aeiouAEIOU" else "a")
         return f"{article} {words}"
 
-    def _is_fixed(self, thing: str) -> bool:
+    def is_fixed(self, thing: str) -> bool:
         return self._infos[thing].type in ("c", "s", *_HEATING)  # containers and supporters
 
 
@@ -134,7 +136,7 @@ def facts_told(infos: Any, facts: Iterable[Any]) -> list[Fact]:
     """The engine's facts by the names an agent knows, without what is redundant or of no effect."""
     scene = Scene(infos, facts := list(facts))
     unseen = {ingredient for _, ingredient in scene.recipe} | {
-        key for key in infos if infos[key].type == "meal"
+        key for key in infos if infos[key].type == "meal" and not scene.marks[key] & {"raw", "cooked"}
     }
     told: set[Fact] = set()
     for fact in facts:
@@ -143,9 +145,9 @@ def facts_told(infos: Any, facts: Iterable[Any]) -> list[Fact]:
             continue
         if fact.name == "link":
             ids = [ids[1], *sorted((ids[0], ids[2]))]
-        told.add(
-            (str(fact.name), *({"P": "player", "I": "player"}.get(each) or scene.name(each) for each in ids))
-        )
+        names = ({"P": "player", "I": "player"}.get(each) or scene.name(each) for each in ids)
+        told.add((_SAME.get(fact.name, str(fact.name)), *names))
+    told.update(("fixed", scene.name(thing)) for thing in scene.holder if scene.is_fixed(thing))
     for food, ingredient in scene.recipe:
         wanted = scene.marks[ingredient] & (COOKING | CUTTING)
         told.update(("recipe", scene.name(food), mark) for mark in wanted or {"as it is"})

@@ -1,0 +1,101 @@
+"""When a TextWorld game is won, lost or still winnable, read off the facts of its world sheet."""
+
+from __future__ import annotations
+
+from dreamgym.envs.textworld.house import CUTS, HEATS, KITCHEN, MEAL, PLAYER, House
+from dreamgym.envs.textworld.wording import COOKING, CUTTING
+from dreamgym.types import Task, WorldSheet
+
+
+def goal_met(task: Task, sheet: WorldSheet) -> bool:
+    """Whether the meal is eaten or, in a treasure hunt, what was asked for is in hand.
+
+    >>> hunger = Task(id="t", instruction="", environment="textworld")
+    >>> goal_met(hunger, WorldSheet(facts=(("consumed", "meal"),)))
+    True
+    """
+    facts = set(sheet.facts)
+    wanted = {fact[1] for fact in facts if fact[0] == "wins"}
+    if wanted:
+        return any(("in", thing, PLAYER) in facts for thing in wanted)
+    return ("consumed", MEAL) in facts
+
+
+def lost(sheet: WorldSheet) -> bool:
+    """Whether an ingredient is spoilt, the meal burnt, or the wrong treasure in hand."""
+    house = House(sheet.facts)
+    if any(house.carried(fact[1]) for fact in house.facts if fact[0] == "loses"):
+        return True
+    return "burned" in house.marks[MEAL] or any(
+        spoilt(house, food)
+        for food in house.recipe
+        if "used" not in house.marks[food]  # it is in the meal, as it should be
+    )
+
+
+def spoilt(house: House, food: str) -> bool:
+    """Whether a food can no longer become what the recipe wants of it."""
+    marks = house.marks[food]
+    made = marks & (COOKING | CUTTING)
+    return bool(marks & {"burned", "consumed"} or made - house.recipe[food])
+
+
+def can_succeed(task: Task, sheet: WorldSheet) -> bool:
+    """Whether the game can be won from these facts on, and is not won yet."""
+    house = House(sheet.facts)
+    if goal_met(task, sheet) or lost(sheet):
+        return False
+    rooms = _rooms_in_reach(house)
+    wanted = [fact[1] for fact in house.facts if fact[0] == "wins"]
+    if wanted:
+        return any(_in_reach(house, thing, rooms) for thing in wanted)
+    if _in_reach(house, MEAL, rooms):
+        return bool(house.marks[MEAL] & {"edible", "drinkable"})
+    return (
+        bool(house.recipe) and KITCHEN in rooms and all(_can_be_made(house, f, rooms) for f in house.recipe)
+    )
+
+
+def _can_be_made(house: House, food: str, rooms: set[str]) -> bool:
+    if not _in_reach(house, food, rooms):
+        return False
+    marks = house.marks[food]
+    missing = house.recipe[food] - marks
+    heats = all(
+        marks & {"raw", "needs_cooking"}
+        and any(made == wanted and _in_reach(house, name, rooms) for name, made in HEATS.items())
+        for wanted in missing & COOKING
+    )
+    sharp = any("sharp" in known and _in_reach(house, name, rooms) for name, known in house.marks.items())
+    return heats and all(sharp and "uncut" in marks for _ in missing & set(CUTS.values()))
+
+
+def _in_reach(house: House, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()) -> bool:
+    """`opening`: what is being unlocked for it already; a key inside its own chest is out of reach."""
+    chain = [where for _, where in house.chain(thing)]
+    if not chain or chain[-1] not in rooms | {PLAYER}:
+        return False
+    return all(
+        where not in opening and _can_be_opened(house, where, rooms, opening)
+        for where in chain
+        if "locked" in house.marks[where]
+    )
+
+
+def _can_be_opened(house: House, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()) -> bool:
+    keys = [fact[1] for fact in house.facts if fact[0] == "match" and fact[2] == thing]
+    return any(_in_reach(house, key, rooms, opening | {thing}) for key in keys)
+
+
+def _rooms_in_reach(house: House) -> set[str]:
+    """Where the player can get to; a locked door opens once its key is in reach."""
+    found, grown = {house.room}, True
+    while grown:
+        grown = False
+        for room in sorted(found):
+            for _, there, door in house.exits(room):
+                shut = door is not None and "locked" in house.marks[door]
+                if there not in found and not (shut and not _can_be_opened(house, str(door), found)):
+                    found.add(there)
+                    grown = True
+    return found

@@ -1,0 +1,276 @@
+"""Explains TextWorld transitions from the hidden facts, so that no teacher model is needed.
+
+Knows the rules of the kitchen and the hunt: what an action requires, what it changes, and what it means for
+the meal. The notes it writes are what the experience model learns to think before it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dreamgym.envs.textworld.house import (
+    CUTS,
+    HEATS,
+    KITCHEN,
+    MEAL,
+    PLAYER,
+    SHUT,
+    House,
+    parsed,
+    place_of,
+)
+from dreamgym.envs.textworld.play import REFUSALS
+from dreamgym.envs.textworld.wording import COOKING, CUTTING
+from dreamgym.types import Annotation, Change, Fact, Note, Trajectory, Transition, WorldSheet
+
+_OPENING = {
+    "open": ("closed", "open"),
+    "close": ("open", "closed"),
+    "unlock": ("locked", "closed"),
+    "lock": ("closed", "locked"),
+}
+"""What a door or container is before and after each."""
+_STATES = ("uncut", *sorted(CUTTING), "edible", "inedible", "drinkable")
+
+
+class TextWorldTeacher:
+    """The programmatic teacher of TextWorld."""
+
+    name = "textworld-rules"
+
+    async def annotate(self, trajectory: Trajectory) -> Annotation:
+        if trajectory.sheet is None:
+            raise ValueError(f"trajectory {trajectory.id!r} has no world sheet to explain it from")
+        facts = set(trajectory.sheet.facts)
+        notes = []
+        for transition in trajectory.transitions:
+            note = explain(House(facts), transition)
+            facts.difference_update(note.change.ended)
+            facts.update(note.change.begun)
+            notes.append(note)
+        hunt = any(fact[0] == "wins" for fact in trajectory.sheet.facts)
+        return Annotation(
+            plan="search the house and take it"
+            if hunt
+            else "read the cookbook, gather, cook and cut as it says, prepare the meal and eat it",
+            success_mode="the thing asked for is in hand" if hunt else "the meal is eaten",
+            failure_mode="the wrong thing is taken"
+            if hunt
+            else "an ingredient is eaten, burnt, or cooked or cut in another way than the recipe's",
+            notes=tuple(notes),
+        )
+
+
+def explain(house: House, transition: Transition) -> Note:
+    kind, *names = parsed(transition.action)
+    thing, other = (house.named(name) for name in names)
+    said: list[str] = []
+    for check, met in checks(house, kind, thing, other):
+        said.append(check)
+        if not met:
+            break
+    if transition.outcome.next_state.text in REFUSALS:
+        return Note(reasoning=". ".join([*said, "not possible"]) + ".")
+    said += _goal_check(house, kind, thing, other)
+    if transition.outcome.success:
+        said.append("the task is done")
+    elif transition.outcome.terminated:
+        said.append("all is lost")
+    return Note(
+        reasoning=". ".join(said or ["nothing changes"]) + ".", change=changes(house, kind, thing, other)
+    )
+
+
+def current_sheet(sheet: WorldSheet, notes: tuple[Note, ...]) -> WorldSheet:
+    """A sheet after the changes of these notes."""
+    facts = list(sheet.facts)
+    for note in notes:
+        facts = [fact for fact in facts if fact not in note.change.ended] + list(note.change.begun)
+    return WorldSheet(facts=tuple(facts))
+
+
+def changes(house: House, kind: str, thing: str, other: str) -> Change:
+    """What an action alters, if nothing stands in its way."""
+    carried: Fact = ("in", thing, PLAYER)
+    if kind == "go":
+        there = next((room for way, room, _ in house.exits(house.room) if way == thing), house.room)
+        return Change(ended=(("at", PLAYER, house.room),), begun=(("at", PLAYER, there),))
+    if kind in _OPENING:
+        before, after = _OPENING[kind]
+        return Change(ended=((before, thing),), begun=((after, thing),))
+    if kind == "take":
+        how, where = house.place.get(thing, ("at", "nowhere"))
+        return Change(ended=((how, thing, where),), begun=(carried,))
+    laid = {"drop": ("at", thing, house.room), "put": ("on", thing, other), "insert": ("in", thing, other)}
+    if kind in laid:
+        return Change(ended=(carried,), begun=(laid[kind],))
+    if kind in ("eat", "drink"):
+        able = "edible" if kind == "eat" else "drinkable"
+        return Change(ended=(carried, (able, thing)), begun=(("consumed", thing),))
+    if kind == "cook":
+        return _cooked(house, thing, HEATS.get(other, "fried"))
+    if kind in CUTS:
+        return Change(ended=(("uncut", thing),), begun=((CUTS[kind], thing),))
+    return _prepared(house) if kind == "prepare" else Change()
+
+
+def _prepared(house: House) -> Change:
+    meal = (("in", MEAL, PLAYER), ("edible", MEAL), ("raw", MEAL))
+    return Change(
+        ended=tuple(("in", food, PLAYER) for food in house.recipe),
+        begun=(*meal, *(("used", food) for food in house.recipe)),
+    )
+
+
+def _cooked(house: House, thing: str, made: str) -> Change:
+    marks = house.marks[thing]
+    if "needs_cooking" in marks:
+        return Change(
+            ended=(("needs_cooking", thing), ("inedible", thing)),
+            begun=((made, thing), ("edible", thing), ("cooked", thing)),
+        )
+    if "raw" in marks:
+        return Change(ended=(("raw", thing),), begun=((made, thing), ("cooked", thing)))
+    return Change(
+        ended=(("cooked", thing), ("edible", thing)), begun=(("burned", thing), ("inedible", thing))
+    )
+
+
+def checks(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    """What an action requires beside what there is, in order, each with whether it is met.
+
+    Both sides are written down before the verdict: a small model copies well, and compares what stands close
+    together.
+    """
+    if kind == "unknown":
+        yield "no such action", False
+    elif kind == "go":
+        yield from _way(house, thing)
+    elif kind == "look":
+        yield f"player in {house.room}", True
+    elif kind == "inventory":
+        yield f"player carries {len(house.held(PLAYER)) or 'nothing'}", True
+    elif kind == "prepare":
+        yield from _meal(house)
+    elif kind in ("open", "close", "unlock", "lock"):
+        yield from _opening(house, kind, thing, other)
+    elif kind in ("take", "examine"):
+        yield _reach(house, thing)
+        if house.ways_to(thing) and (kind == "take" or house.recipe):
+            yield f"{thing} is a door", False  # which can only be looked at in the hunt's rules
+        elif kind == "take":
+            yield from _taking(house, thing, other)
+    else:
+        yield f"{thing} {_place(house, thing)}", house.carried(thing)
+        yield from _use(house, kind, thing, other)
+
+
+def _way(house: House, way: str) -> Iterator[tuple[str, bool]]:
+    found = next((each for each in house.exits(house.room) if each[0] == way), None)
+    yield f"{way} of {house.room} is {found[1] if found else 'nothing'}", found is not None
+    door = found[2] if found else None
+    if door is not None:
+        yield _stated(house, door, {"open"})
+
+
+def _meal(house: House) -> Iterator[tuple[str, bool]]:
+    if not house.recipe:
+        yield "no recipe", False
+        return
+    yield f"player in {house.room}", house.room == KITCHEN
+    for food in house.recipe:
+        yield f"{food} {_place(house, food)}", house.carried(food)
+        for group, none in ((COOKING, "raw"), (CUTTING, "uncut")):
+            asked = ", ".join(sorted(house.recipe[food] & group)) or none
+            there = ", ".join(sorted(house.marks[food] & group)) or none
+            yield f"wanted {asked}, is {there}", asked == there
+
+
+def _opening(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    yield _reach(house, thing)
+    yield _stated(house, thing, {_OPENING[kind][0]})
+    if other:
+        yield f"{other} {_place(house, other)}", house.carried(other)
+        fits = next((fact[2] for fact in sorted(house.facts) if fact[:2] == ("match", other)), "nothing")
+        yield f"fits {fits}", house.has("match", other, thing)
+    elif kind == "open" and "fixed" in house.marks[thing]:
+        yield f"holds {len(house.held(thing)) or 'nothing'}", True
+
+
+def _taking(house: House, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    if "fixed" in house.marks[thing]:
+        yield f"{thing} is fixed", False
+    asked, where = other or house.room, house.place.get(thing, ("at", "nowhere"))[1]
+    yield f"asked from {asked}, is in {where}", where == asked
+
+
+def _use(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    """What is done with a thing in hand."""
+    marks, tool = house.marks[thing], house.marks[other]
+    if kind in ("eat", "drink"):
+        able = "edible" if kind == "eat" else "drinkable"
+        yield _stated(house, thing, {able})
+    elif kind in CUTS:
+        yield _stated(house, thing, {"uncut"})
+        yield f"{other} {_place(house, other)}", house.carried(other)
+        yield f"{other} {'sharp' if 'sharp' in tool else 'blunt'}", "sharp" in tool
+    elif other:
+        yield _reach(house, other)
+        if kind == "cook":
+            heated = "raw" if marks & {"raw", "needs_cooking"} else "cooked" if "cooked" in marks else ""
+            yield (
+                f"{thing} {heated or 'is not for cooking'}",
+                heated == "raw" or {"cooked", "edible"} <= marks,
+            )
+            yield f"{other} makes it {_made(house, thing, other)}", other in HEATS
+        else:
+            opens = sorted(tool & {"open", *SHUT}) or ["a place" if "fixed" in tool else "no place"]
+            yield f"{other} is {opens[0]}", opens[0] == ("open" if kind == "insert" else "a place")
+
+
+def _reach(house: House, thing: str) -> tuple[str, bool]:
+    return f"{thing} {_place(house, thing)}, player in {house.room}", house.within_reach(thing)
+
+
+def _place(house: House, thing: str) -> str:
+    """Where a thing is, as it is told before the action."""
+    return place_of(house, thing) or "nowhere"
+
+
+def _stated(house: House, thing: str, needed: set[str]) -> tuple[str, bool]:
+    marks = house.marks[thing]
+    known = [mark for mark in ("open", "closed", "locked", *_STATES) if mark in marks]
+    groups = ({"open", "closed", "locked"}, {"edible", "inedible", "drinkable"}, {"uncut", *CUTTING})
+    asked = next(group for group in groups if needed & group)
+    told = [mark for mark in known if mark in asked]
+    return f"{thing} is {', '.join(told) or 'neither'}", bool(needed & marks)
+
+
+def _made(house: House, thing: str, heater: str) -> str:
+    raw = house.marks[thing] & {"raw", "needs_cooking"}
+    return HEATS.get(heater, "nothing") if raw else "burned"
+
+
+def _goal_check(house: House, kind: str, thing: str, other: str) -> Iterator[str]:
+    """What the recipe asks for beside what is made, one small question after the other."""
+    if kind == "take":
+        yield from (
+            f"{fact[0]} {fact[1]}, this is {thing}: {_yes(fact[1] == thing)}"
+            for fact in sorted(house.facts)
+            if fact[0] in ("wins", "loses")
+        )
+    if kind not in ("cook", "eat", "drink", *CUTS) or thing == MEAL:
+        return
+    wanted = house.recipe.get(thing)
+    if wanted is None:
+        yield f"recipe {thing} no"
+    elif kind in ("eat", "drink"):
+        yield f"recipe {thing} yes"
+    else:
+        group, made = (CUTTING, CUTS[kind]) if kind in CUTS else (COOKING, _made(house, thing, other))
+        asked = ", ".join(sorted(wanted & group)) or "none"
+        yield f"recipe {thing} {asked}, this is {made}: {_yes(made == asked)}"
+
+
+def _yes(true: bool) -> str:
+    return "yes" if true else "no"
