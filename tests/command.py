@@ -18,7 +18,7 @@ INTERRUPTIBLE = [
 
 
 def dreamgym(
-    *arguments: object, cwd: Path | None = None, seconds: float = 120
+    *arguments: object, cwd: Path | None = None, seconds: float = 300
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*DREAMGYM, *map(str, arguments)],

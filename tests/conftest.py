@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Models of tests are so small that threads only wait for each other; children inherit it. Before any torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Whether an example is refused or not is tested, not how busy the machine is.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
 pytest_plugins = ["postgres_server"]
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no search for garbage needs to look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

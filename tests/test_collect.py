@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -25,13 +24,15 @@ def rows(folder: Path) -> int:
 def killed_at(count: int, arguments: list[object], folder: Path) -> None:
     """Start a collection and end it with SIGKILL once `count` rows are on disk."""
     process = subprocess.Popen([*DREAMGYM, *map(str, arguments)], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while rows(folder) < count:
-        assert process.poll() is None, "it finished before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    deadline = time.monotonic() + 300
+    try:
+        while rows(folder) < count:
+            assert process.poll() is None, "it finished before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.slow
@@ -109,11 +110,14 @@ def test_ctrl_c_ends_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*INTERRUPTIBLE, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 120
-    while rows(out) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    deadline = time.monotonic() + 300
+    try:
+        while rows(out) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "interrupted; what was acknowledged is on disk" in told
     assert "Traceback" not in told

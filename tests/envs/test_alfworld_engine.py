@@ -65,9 +65,9 @@ async def assert_same_words(data: Path, split: str, played: list[dict[str, Any]]
 
 
 @pytest.mark.slow
-async def test_every_text_equals_the_untouched_engines_over_hundreds_of_steps(tmp_path: Path) -> None:
+async def test_every_text_equals_the_untouched_engines_over_a_hundred_steps(tmp_path: Path) -> None:
     games = [write_official_game(tmp_path, "train", index) for index in range(6)]
-    assert await assert_same_words(tmp_path, "train", reference(games, steps=40, seed=1)) > 200
+    assert await assert_same_words(tmp_path, "train", reference(games, steps=20, seed=1)) > 100
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ async def test_a_killed_engine_costs_its_own_episode_and_no_other(factory: Alfwo
 
 
 async def test_a_hung_engine_times_out_alone(tmp_path: Path) -> None:
-    factory = AlfworldFactory(AlfworldOptions(step_timeout=2))
+    factory = AlfworldFactory(AlfworldOptions(step_timeout=6))
     victim, other = await started(factory, 2)
     os.kill(engine_pid(victim), signal.SIGSTOP)
     with pytest.raises(EpisodeFailedError) as caught:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from official_layout import write_official_game
 
 from dreamgym.envs.alfworld import AlfworldFactory, AlfworldOptions
@@ -21,9 +22,12 @@ from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
 from dreamgym.rollout import roll_out
 from dreamgym.types import FailureKind, Task, Trajectory
 
+one_loop = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def factory() -> AsyncIterator[AlfworldFactory]:
+    """One for all tests in one loop: its engines take longer to start than most games to play."""
     made = AlfworldFactory(AlfworldOptions())
     yield made
     await made.aclose()
@@ -64,12 +68,13 @@ def test_unseen_rooms_serve_the_unseen_split_and_no_other() -> None:
 
 
 @pytest.mark.slow
+@one_loop
 async def test_the_expert_solves_unseen_rooms_and_chance_does_not(factory: AlfworldFactory) -> None:
-    tasks = await factory.tasks("valid_unseen", 48)
-    assert Counter(task.family for task in tasks) == dict.fromkeys(FAMILIES, 8)
+    tasks = await factory.tasks("valid_unseen", 18)
+    assert Counter(task.family for task in tasks) == dict.fromkeys(FAMILIES, 3)
     expert = await asyncio.gather(*(play(factory, task, "expert") for task in tasks))
     chance = await asyncio.gather(*(play(factory, task, "random") for task in tasks))
-    assert sum(trajectory.success for trajectory in expert) >= 0.98 * len(tasks)
+    assert all(trajectory.success for trajectory in expert)
     assert sum(trajectory.success for trajectory in chance) < 0.10 * len(tasks)
     for trajectory in [*expert, *chance]:
         last = trajectory.transitions[-1].outcome
@@ -80,6 +85,7 @@ async def test_the_expert_solves_unseen_rooms_and_chance_does_not(factory: Alfwo
             assert len(trajectory) == 50
 
 
+@one_loop
 async def test_the_planner_walks_straight_to_the_goal(factory: AlfworldFactory) -> None:
     task = (await factory.tasks("train", 1))[0]
     planned, searched = await play(factory, task, "expert:planner"), await play(factory, task, "expert")
@@ -87,6 +93,7 @@ async def test_the_planner_walks_straight_to_the_goal(factory: AlfworldFactory) 
     assert len(planned) <= len(searched)
 
 
+@one_loop
 async def test_an_unknown_expert_is_refused_with_the_nearest_one(factory: AlfworldFactory) -> None:
     environment = factory.make((await factory.tasks("train", 1))[0])
     await environment.start()
@@ -95,6 +102,7 @@ async def test_an_unknown_expert_is_refused_with_the_nearest_one(factory: Alfwor
     await environment.aclose()
 
 
+@one_loop
 async def test_the_world_sheet_tells_what_the_states_reveal_later(factory: AlfworldFactory) -> None:
     for task in await factory.tasks("train", 4):
         trajectory = await play(factory, task, "expert")
@@ -109,6 +117,7 @@ async def test_the_world_sheet_tells_what_the_states_reveal_later(factory: Alfwo
         assert all(("openable", name) in trajectory.sheet.facts for name in closed)
 
 
+@one_loop
 async def test_a_task_can_be_played_where_its_game_was_never_made(
     factory: AlfworldFactory, cache: Path
 ) -> None:
@@ -119,6 +128,7 @@ async def test_a_task_can_be_played_where_its_game_was_never_made(
     assert [t.outcome for t in before.transitions] == [t.outcome for t in after.transitions]
 
 
+@one_loop
 async def test_a_task_that_names_no_game_is_a_typed_failure(factory: AlfworldFactory, tmp_path: Path) -> None:
     task = (await factory.tasks("train", 1))[0]
     with pytest.raises(EpisodeFailedError, match="does not name a generated game") as caught:

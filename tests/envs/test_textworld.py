@@ -274,9 +274,9 @@ async def test_impossible_requests_are_refused_before_anything_starts() -> None:
 async def test_a_step_takes_milliseconds_and_many_episodes_share_a_loop() -> None:
     worlds = factory(horizon=20)
     tasks = list(await worlds.tasks("train", 16)) * 4
-    started = time.perf_counter()
+    started = time.process_time()  # not the clock: others may use this core too
     episodes = await asyncio.gather(
         *(played(worlds, task, "random", seed) for seed, task in enumerate(tasks))
     )
     steps = sum(map(len, episodes))
-    assert (time.perf_counter() - started) / steps < 0.05  # about 1 ms on an idle core, making games aside
+    assert (time.process_time() - started) / steps < 0.05  # about 1 ms, making games aside
