@@ -138,7 +138,9 @@ class AgentConfig(Section):
 class LearnerConfig(Section):
     """How rollout groups change the weights (`docs/guides/learning.md`)."""
 
-    algorithm: Literal["grpo", "ppo"] = "grpo"
+    algorithm: Literal["grpo", "ppo", "dpo"] = Field(
+        "grpo", description="dpo: no practice, only pairs of recorded successes and failures of one task"
+    )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
     matrix_learning_rate: float | None = Field(
         None, gt=0, description="if given, matrices learn by Muon at this rate (models from scratch)"
@@ -159,6 +161,7 @@ class LearnerConfig(Section):
     discount: float = Field(0.95, gt=0, le=1, description="PPO: per turn")
     decay: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
     value_weight: float = Field(0.5, ge=0, description="PPO: weight of the value loss")
+    beta: float = Field(0.1, gt=0, description="DPO: how strongly the policy holds to what it began with")
 
 
 class TrainConfig(Section):

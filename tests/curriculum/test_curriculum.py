@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -226,7 +227,7 @@ def test_an_environment_that_cannot_read_instructions_says_what_to_set(
     tmp_path: Path, worlds: DrawnWorlds, others: list[str]
 ) -> None:
     with pytest.raises(ConfigError, match=r"set curriculum\.generator to none"):
-        worlds_for(TEXTWORLD, [])
+        worlds_for(replace(TEXTWORLD, can_succeed=None), [])
     author = taught_author(varied(others), worlds, name="x", settings=SETTINGS)
     with pytest.raises(ConfigError, match="a reader of instructions"):
         open_curriculum(tmp_path, [], TEXTWORLD, worlds, author, settings=SETTINGS)

@@ -41,6 +41,7 @@ from dreamgym.training.metrics import MetricsLog, Row
 from dreamgym.training.monitors import Monitors, MonitorSettings
 from dreamgym.training.policy import BASE, PolicyModel, agent_settings, make_learner, make_policy
 from dreamgym.training.predictions import PREDICTIONS, PredictionLog
+from dreamgym.training.preference import prefer
 from dreamgym.training.student import PREFIX
 from dreamgym.training.task_list import TaskList
 from dreamgym.training.warm_start import warm_start
@@ -56,7 +57,7 @@ class Told:
     """What whoever watches a run is told."""
 
     stage: str
-    """``preparing``, ``warm start`` or ``practice``."""
+    """``preparing``, ``warm start``, ``preference`` or ``practice``."""
     done: int
     total: int
     """In steps; of practice with a budget of real steps, in those."""
@@ -83,7 +84,12 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
     spec = (
         find_environment(config.environment.name) if config.environment.name in environment_names() else None
     )
-    if chosen.world == "dream":
+    if config.learner.algorithm == "dpo" and chosen.evaluate_every:
+        raise ConfigError(
+            "train.evaluate_every chooses among policies that practise; learner.algorithm=dpo does not: "
+            "set it to 0 and evaluate the run afterwards"
+        )
+    if chosen.world == "dream" and config.learner.algorithm != "dpo":
         if chosen.experience is None and not dreaming:
             raise ConfigError(
                 "expected train.experience to name the run of an experience model to dream with "
@@ -178,6 +184,8 @@ class _Run:
             stack.push_async_callback(given.real.aclose)
         self._policy = policy = self._begin()
         stack.push_async_callback(policy.served.aclose)
+        if config.learner.algorithm == "dpo":
+            return await self._prefer(stack)
         world = await open_world(
             stack, config, self._spec, self._folder, self._offline, given, self._remembered
         )
@@ -229,6 +237,25 @@ class _Run:
         why = await loop.run()
         await ledger.remember()
         return why
+
+    async def _prefer(self, stack: AsyncExitStack) -> str:
+        """Without any world: pairs of offline trajectories are all that is learnt from."""
+        await self._warm_start()
+        folder, total = self._folder, self._config.train.steps
+        self._ledger = ledger = Ledger(
+            config=self._config.train,
+            folder=folder,
+            log=stack.enter_context(MetricsLog(folder.path / METRICS)),
+            keeper=stack.enter_context(TrajectoryWriter(folder.path / TRAJECTORIES)),
+            parts={},
+            weights=self._policy.weights,
+        )
+
+        def told(step: int, row: Row) -> None:
+            self._tell(Told(stage="preference", done=step, total=total, row=row))
+
+        ledger.done = await prefer(self._policy, self._offline, self._config, folder, ledger.log, told)
+        return f"{ledger.done} updates on recorded pairs were made"
 
     async def _tasks(
         self, stack: AsyncExitStack, given: Given, world: World, make_tasks: MakeTaskSource | None
