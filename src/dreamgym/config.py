@@ -112,6 +112,25 @@ class ExperienceConfig(Section):
         return self.model_copy(update={part: WITHOUT[part] for part in parts})
 
 
+class PromptedConfig(Section):
+    """How a language model that was not taught is asked to be the experience model."""
+
+    form: Literal["json", "agentworld", "webworld"] = Field(
+        "json", description="json for any chat model; agentworld, webworld: those open weights' own formats"
+    )
+    prompt: str = Field("auto", description="what to know of the environment: auto, or a text file of yours")
+    history: int = Field(20, ge=0, description="newest transitions told")
+    demonstrations: int = Field(8, ge=0, description="nearest transitions told")
+    sheet: bool = Field(True, description="tell the facts that the action touches")
+    reasoning: bool = Field(True, description="think before answering")
+    text_limit: int = Field(2000, ge=1, description="characters of any one state told")
+    max_tokens: int = Field(2048, ge=1, description="of a reply, thoughts included")
+    attempts: int = Field(3, ge=1, description="tries at a readable reply")
+
+    def without(self, parts: Collection[Part]) -> Self:
+        return self.model_copy(update={part: WITHOUT[part] for part in parts})
+
+
 class AgentConfig(Section):
     """Which model acts, what it is shown and how it answers."""
 
@@ -172,9 +191,13 @@ class TrainConfig(Section):
         ["builtin:alfworld"], description="offline trajectories: warm start, tasks and world sheets"
     )
     world: Literal["dream", "real"] = Field("dream", description="where to practise")
-    experience: Path | None = Field(None, description="run of the experience model that is dreamt with")
-    reward: Literal["auto", "model", "sheet"] = Field(
-        "auto", description="who grades in the dream; auto: the sheet where the environment can read it"
+    experience: str | None = Field(
+        None, description="who dreams: the run of an experience model, or endpoint:NAME or hf:NAME_OR_PATH"
+    )
+    reward: str = Field(
+        "auto",
+        description="who grades in the dream: model, sheet, or endpoint:NAME or hf:NAME_OR_PATH as a judge; "
+        "auto: the sheet where the environment can read it",
     )
     worlds: Literal["recorded", "recombined"] = Field(
         "recorded", description="world sheets as recorded, or things laid anew within their room"
@@ -228,8 +251,8 @@ class CurriculumConfig(Section):
 
     generator: str = Field(
         "auto",
-        description="who writes new tasks: experience (the same weights), hf:NAME_OR_PATH, none, or auto: "
-        "experience where the environment can check new tasks",
+        description="who writes new tasks: experience (the same weights), hf:NAME_OR_PATH, endpoint:NAME, "
+        "none, or auto: experience where the environment can check new tasks",
     )
     generated_fraction: float = Field(
         0.25, ge=0, le=1, description="at most this share of a step's tasks is generated (the paper's λ)"
@@ -318,6 +341,7 @@ class Config(Section):
     collect: CollectConfig = CollectConfig()
     replay: ReplayConfig = ReplayConfig()
     experience: ExperienceConfig = ExperienceConfig()
+    prompted: PromptedConfig = PromptedConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     agent: AgentConfig = AgentConfig()
     learner: LearnerConfig = LearnerConfig()

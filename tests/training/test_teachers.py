@@ -173,7 +173,7 @@ async def test_teachers_are_chosen_by_name_and_by_what_is_there(tmp_path: Path) 
     assert await chosen("plain", SPEC) == "plain"
     with pytest.raises(ConfigError, match="not installed to explain"):
         await chosen("rules")
-    with pytest.raises(ConfigError, match="expected a teacher rules, plain or hf:"):
+    with pytest.raises(ConfigError, match="expected a teacher rules, plain, hf:"):
         await chosen("ruls", SPEC)
     with pytest.raises(ConfigError, match=r"found 0 \(\)"):
         await chosen(None, folder=tmp_path / "notes")

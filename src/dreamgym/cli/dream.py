@@ -6,13 +6,14 @@ recorded trajectory holds.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,21 +22,34 @@ from dreamgym.config import Config, Part, nearest_name
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.experience.hindsight import with_sheet
-from dreamgym.experience.reward import SheetCheck
-from dreamgym.protocols import EnvironmentFactory, RevealingEnvironment
+from dreamgym.models.named import LanguageModels, check_named, names_language_model
+from dreamgym.protocols import (
+    Embedder,
+    EnvironmentFactory,
+    ExperienceModel,
+    RevealingEnvironment,
+    Rewarder,
+)
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embed import make_embedder
+from dreamgym.training.dreamers import (
+    check_dreamer,
+    known_starts,
+    make_grader,
+    open_dreamer,
+    who_grades,
+)
 from dreamgym.types import State, Task, Trajectory, WorldSheet
-
-if TYPE_CHECKING:
-    from dreamgym.experience.model import ReasoningExperienceModel
 
 Reward = Annotated[
     str | None,
-    typer.Option(help="Who grades: sheet (the goal, read off the facts) or model (its own word)."),
+    typer.Option(
+        help="Who grades: sheet (the goal, read off the facts), model (its own word), or a language model as "
+        "judge (endpoint:NAME, endpoint:MODEL@URL, hf:NAME_OR_PATH)."
+    ),
 ]
 Buffer = Annotated[
-    str | None, typer.Option(help="Replay buffer to show demonstrations from, if it was taught with any.")
+    str | None, typer.Option(help="Replay buffer to show demonstrations from, if it is shown any.")
 ]
 NoHistory = Annotated[bool, typer.Option("--no-history", help="Do without what was done before.")]
 NoReasoning = Annotated[bool, typer.Option("--no-reasoning", help="Answer without thinking first.")]
@@ -66,13 +80,15 @@ def need_models() -> None:
             raise MissingExtraError("an experience model of your own", "models")
 
 
-def environment_of(run: Path, env: str | None, overrides: Sequence[str] | None) -> str | None:
+def environment_of(named: str, env: str | None, overrides: Sequence[str] | None) -> str | None:
     """What the flag for the environment shall say: what was asked for, else what the run was taught."""
-    from dreamgym.training.teach import TaughtRun
-
     if env is not None or any(each.partition("=")[0] == "environment.name" for each in overrides or ()):
         return env
-    return TaughtRun.read(run).environment
+    if names_language_model(named):
+        return None
+    from dreamgym.training.teach import TaughtRun
+
+    return TaughtRun.read(Path(named)).environment
 
 
 def known_environment(name: str) -> EnvironmentSpec | None:
@@ -80,64 +96,117 @@ def known_environment(name: str) -> EnvironmentSpec | None:
     return find_environment(name) if name in environment_names() else None
 
 
-def who_grades(reward: str | None, spec: EnvironmentSpec | None) -> str:
-    """The grader that was asked for; if none was, the sheet where the environment can read a goal off it."""
-    checks = spec is not None and spec.goal_met is not None
-    if reward is None:
-        return "sheet" if checks else "model"
-    if reward not in ("model", "sheet") or (reward == "sheet" and not checks):
-        raise ConfigError(
-            f"expected --reward model, or sheet where the environment can check one, got {reward!r}"
-        )
-    return reward
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """An experience model as a command line asks for it."""
+
+    named: str
+    """The folder of a taught run, or a language model's name."""
+    reward: str | None = None
+    buffer: str | None = None
+    without: Collection[Part] = ()
+
+    @property
+    def prompted(self) -> bool:
+        return names_language_model(self.named)
+
+    def grader(self, spec: EnvironmentSpec | None) -> str:
+        return who_grades(self.reward, spec, setting="--reward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """An experience model, and where further language models can be opened beside it."""
+
+    experience_model: ExperienceModel
+    models: LanguageModels
 
 
 @contextmanager
 def open_experience_model(
-    run: Path,
+    asked: Asked,
     spec: EnvironmentSpec | None,
     config: Config,
     *,
-    reward: str | None,
-    buffer: str | None,
-    without: Collection[Part] = (),
-) -> Iterator[ReasoningExperienceModel]:
-    """The experience model of a run, until the end of the block; `spec` as `known_environment` has it."""
+    runner: asyncio.Runner,
+    folder: Path | None = None,
+    known: Iterable[Trajectory] = (),
+) -> Iterator[Opened]:
+    """The experience model that is asked for, until the end of the block.
+
+    Args:
+        spec: as `known_environment` has it.
+        runner: whatever waits for the model runs there; a language model is closed there, too.
+        folder: where it is kept what endpoints were asked and what it cost.
+        known: trajectories whose first states a prompted model need not imagine.
+    """
+    grader = asked.grader(spec)
+    if asked.prompted:
+        check_dreamer(asked.named, config, grader)
+    elif names_language_model(grader):
+        check_named(grader, config)
+    with ExitStack() as stack:
+        models = LanguageModels(config, folder=folder)
+        stack.callback(lambda: runner.run(models.aclose()))
+        stack.callback(lambda: _tell_cost(models))
+        rewarder = make_grader(grader, spec, models)
+        if asked.prompted:
+            memory = None
+            if asked.buffer is not None and config.prompted.without(asked.without).demonstrations:
+                memory = _opened(stack, asked.buffer, config)
+            model: ExperienceModel = open_dreamer(
+                *(asked.named, models, config, spec),
+                rewarder=rewarder,
+                memory=memory,
+                starts=known_starts(known),
+                without=asked.without,
+            )
+        else:
+            model = _taught(stack, asked, spec, config, rewarder)
+        yield Opened(experience_model=model, models=models)
+
+
+def _taught(
+    stack: ExitStack, asked: Asked, spec: EnvironmentSpec | None, config: Config, rewarder: Rewarder | None
+) -> ExperienceModel:
     from dreamgym.training.student import hush
     from dreamgym.training.teach import OWN_BUFFER, TaughtRun, load_experience_model
 
     hush()
-    grader = who_grades(reward, spec)
-    goal_met = spec.goal_met if spec is not None and grader == "sheet" else None
+    run, buffer, without = Path(asked.named), asked.buffer, asked.without
     taught = TaughtRun.read(run).experience
     for part in without:
         if taught.without([part]) == taught:
             screen.err.print(f"{run} was taught without {part}: leaving it out changes nothing", markup=False)
     if buffer is None and (run / OWN_BUFFER).exists():
         buffer = str(run / OWN_BUFFER)
-    with ExitStack() as stack:
-        memory = None
-        if buffer is not None and taught.without(without).demonstrations:
-            embedder = make_embedder(config.replay.embedder)
-            memory = (
-                embedder,
-                stack.enter_context(
-                    ReplayBuffer.open(
-                        buffer,
-                        embedder=embedder,
-                        index=config.replay.index,
-                        exact_limit=config.replay.exact_limit,
-                        create=False,
-                    )
-                ),
-            )
-        yield load_experience_model(
-            run,
-            rewarder=SheetCheck(goal_met) if goal_met else None,
-            memory=memory,
-            refusals=spec.refusals if spec is not None else (),
-            without=without,
-        )
+    memory = None
+    if buffer is not None and taught.without(without).demonstrations:
+        memory = _opened(stack, buffer, config)
+    return load_experience_model(
+        run,
+        rewarder=rewarder,
+        memory=memory,
+        refusals=spec.refusals if spec is not None else (),
+        without=without,
+    )
+
+
+def _opened(stack: ExitStack, buffer: str, config: Config) -> tuple[Embedder, ReplayBuffer]:
+    embedder, settings = make_embedder(config.replay.embedder), config.replay
+    opened = ReplayBuffer.open(
+        buffer,
+        embedder=embedder,
+        index=settings.index,
+        exact_limit=settings.exact_limit,
+        create=False,
+    )
+    return embedder, stack.enter_context(opened)
+
+
+def _tell_cost(models: LanguageModels) -> None:
+    if models.spending.rows:
+        screen.err.print(f"endpoints: {models.spending.line()}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ import typer
 
 from dreamgym.cli import screen
 from dreamgym.cli.dream import (
+    Asked,
     Beginning,
     Buffer,
     Reward,
@@ -37,6 +38,7 @@ from dreamgym.config import Config, nearest_name, validate
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.experience.sheet import difference, tell
+from dreamgym.models.named import names_language_model
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, RevealingEnvironment
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
@@ -64,8 +66,12 @@ def play_command(
     seed: Annotated[int | None, typer.Option(help="the order of the tasks")] = None,
     data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
     dream: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="play it as the experience model of this run imagines it"),
+        str | None,
+        typer.Option(
+            metavar="RUN|MODEL",
+            help="play it as an experience model imagines it: that of a taught run, or a language model that "
+            "is asked to (endpoint:NAME, endpoint:MODEL@URL, hf:NAME_OR_PATH)",
+        ),
     ] = None,
     trajectories: Annotated[
         list[str] | None,
@@ -91,16 +97,19 @@ def play_command(
       dreamgym play --env alfworld --dream runs/experience --trajectories builtin:alfworld --task 7
 
       dreamgym play --dream runs/shop --trajectories shop
+
+      dreamgym play --dream endpoint:MODEL@http://localhost:8000 --env shop --trajectories shop
     """
     if dream is not None:
-        need_models()
+        if not names_language_model(dream):
+            need_models()
         env = environment_of(dream, env, overrides)
     resolved = resolve(
         config, overrides, {"environment.name": env, "environment.options.data": data, "seed": seed}
     )
     if dream is None:
         if trajectories or buffer is not None or reward is not None:
-            raise ConfigError("--trajectories, --reward and --buffer belong to --dream RUN")
+            raise ConfigError("--trajectories, --reward and --buffer belong to --dream")
         _play_real(resolved, split, task)
         return
     name = resolved.environment.name
@@ -111,8 +120,13 @@ def play_command(
             f"environment {name!r} is not installed here{nearest_name(name, environment_names())}; "
             "or name the trajectories that know its tasks (--trajectories)"
         )
-    with open_experience_model(dream, spec, resolved, reward=reward, buffer=buffer) as model:
-        _play_dream(resolved, spec, model, split, task, sources)
+    asked = Asked(named=dream, reward=reward, buffer=buffer)
+    with (
+        asyncio.Runner() as runner,
+        open_experience_model(asked, spec, resolved, runner=runner) as opened,
+    ):
+        model = opened.experience_model
+        _play_dream(resolved, spec, model, split, task, sources, runner, imagine=not asked.prompted)
 
 
 def _play_real(config: Config, split: str | None, wanted: str) -> None:
@@ -132,6 +146,9 @@ def _play_dream(
     split: str | None,
     wanted: str,
     sources: Sequence[Path],
+    runner: asyncio.Runner,
+    *,
+    imagine: bool,
 ) -> None:
     name, options = config.environment.name, None
     if spec is not None:
@@ -152,7 +169,8 @@ def _play_dream(
         begin = await beginning()
         first = begin.first
         try:
-            first = await model.imagine_start(begin.task, begin.sheet)
+            if imagine:
+                first = await model.imagine_start(begin.task, begin.sheet)
         except EpisodeFailedError as error:
             _say(f"The first state is the real one, as none was imagined: {error}", "red")
         return SyntheticEnvironment(
@@ -164,9 +182,8 @@ def _play_dream(
             first=first,
         )
 
-    with asyncio.Runner() as runner:
-        environment = runner.run(imagined())
-        play(environment, _typed(), runner=runner, seed=config.seed, experience_model=model.name)
+    environment = runner.run(imagined())
+    play(environment, _typed(), runner=runner, seed=config.seed, experience_model=model.name)
 
 
 async def find_task(factory: EnvironmentFactory, split: str, wanted: str, *, seed: int) -> Task:

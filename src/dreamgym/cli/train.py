@@ -27,7 +27,15 @@ def train_command(
     ] = None,
     env: Annotated[str | None, typer.Option(help="Environment, see `dreamgym envs list`.")] = None,
     experience: Annotated[
-        Path | None, typer.Option(help="Run of the experience model to dream with.")
+        str | None,
+        typer.Option(
+            metavar="RUN|MODEL",
+            help="Who dreams: the run of an experience model, or endpoint:NAME, endpoint:MODEL@URL or "
+            "hf:NAME_OR_PATH.",
+        ),
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Who grades in the dream: model, sheet, or a judge (endpoint:NAME).")
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -66,6 +74,8 @@ def train_command(
 
       dreamgym train --env textworld --world real --data cooking --real-steps 80000 --out runs/real
 
+      dreamgym train --config shop.toml --env shop --data shop --experience endpoint:strong --out runs/shop
+
       dreamgym train --sim-to-real runs/agent --real-steps 5000 --out runs/sim-to-real
     """
     need_models()
@@ -73,6 +83,7 @@ def train_command(
         "train.out": out,
         "environment.name": env,
         "train.experience": experience,
+        "train.reward": reward,
         "train.world": world,
         "learner.algorithm": algorithm,
         "agent.model": model,
@@ -130,7 +141,8 @@ def run_training(config: Config) -> dict[str, Any]:
                 screen.err.print(f"warning: {where}{warning}", markup=False, soft_wrap=True)
             if told.stage not in jobs:
                 jobs[told.stage] = bar.add_task(told.stage, total=told.total, note="")
-            bar.update(jobs[told.stage], completed=told.done, note=_note(told.row))
+            note = ", ".join(filter(None, (_note(told.row), told.endpoints)))
+            bar.update(jobs[told.stage], completed=told.done, note=note)
 
         try:
             return asyncio.run(train(config, on_progress=tell))
@@ -153,5 +165,10 @@ def _note(row: dict[str, Any]) -> str:
 
 def _table(summary: dict[str, Any]) -> Any:
     rows = [(name.replace("_", " "), f"{amount:,.1f}") for name, amount in summary["spent"].items()]
+    for row in summary.get("endpoints", {}).get("rows", ()):
+        asked = f"{row['requests']:,} requests, {row['prompt_tokens'] + row['reply_tokens']:,} tokens"
+        rows.append(
+            (f"{row['role']}, {row['endpoint']}", f"{asked}, money {row['money'] + row['perhaps']:.4f}")
+        )
     title = f"{summary['out']}: {summary['ended']}; policy of step {summary['policy']}"
     return screen.table(title, "spent", "amount", rows=rows)

@@ -90,7 +90,7 @@ class PromptedAuthor:
             examples="\n".join(shown) or "(none)",
             count=count,
         )
-        found = parse_variations(await self._ask(question, seed, self._temperature))
+        found = parse_variations(await self._ask(question, seed, self._temperature, _Variations))
         return [None] if found is None else list(found[:count])
 
     async def select(self, task: Task, candidates: Sequence[str], *, seed: int) -> Choice | None:
@@ -98,11 +98,15 @@ class PromptedAuthor:
         question = _template("select").substitute(
             environment=task.environment, task=_quoted(task.instruction), candidates="\n".join(listed)
         )
-        return parse_choice(await self._ask(question, seed, 0.0), len(candidates))
+        return parse_choice(await self._ask(question, seed, 0.0, _Selection), len(candidates))
 
-    async def _ask(self, question: str, seed: int, temperature: float) -> str:
+    async def _ask(self, question: str, seed: int, temperature: float, form: type[BaseModel]) -> str:
         request = CompletionRequest(
-            prompt=question, max_tokens=self._max_tokens, temperature=temperature, seed=seed
+            prompt=question,
+            max_tokens=self._max_tokens,
+            temperature=temperature,
+            seed=seed,
+            schema=form.model_json_schema(),
         )
         return (await self._model.complete(request)).text
 

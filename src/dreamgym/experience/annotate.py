@@ -176,6 +176,7 @@ class LanguageModelTeacher:
                 max_tokens=self._max_tokens,
                 temperature=0.0 if attempt < 2 else 0.7,
                 seed=seed,
+                schema=_Explanation.model_json_schema(),
             )
         )
         cost = self.cost

@@ -78,6 +78,7 @@ class RubricJudge:
                 max_tokens=self._max_tokens,
                 temperature=0.0 if attempt == 0 else 0.7,
                 seed=seed,
+                schema=Scores.model_json_schema(),
             )
             try:
                 return parse_scores((await self._model.complete(request)).text)

@@ -11,22 +11,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.conclude import Memory, Told, conclude, demonstrations
 from dreamgym.experience.reply import PromptSettings, Reply, parse_reply, parse_start, prompt, start_prompt
 from dreamgym.experience.reward import OwnWord
-from dreamgym.experience.sheet import apply
-from dreamgym.protocols import Embedder, LanguageModel, Retriever, Rewarder
+from dreamgym.protocols import LanguageModel, Rewarder
 from dreamgym.types import (
-    Change,
     Completion,
     CompletionRequest,
-    Demonstration,
     FailureKind,
-    Outcome,
     Prediction,
-    RetrievalFilter,
     State,
     Task,
     Transition,
@@ -47,7 +42,7 @@ class ReasoningExperienceModel:
         name: str,
         settings: PromptSettings,
         rewarder: Rewarder | None = None,
-        memory: tuple[Embedder, Retriever] | None = None,
+        memory: Memory | None = None,
         max_synthetic: int | None = None,
         refusals: Collection[str] = (),
         attempts: int = 3,
@@ -92,36 +87,26 @@ class ReasoningExperienceModel:
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
-        shown = await self._demonstrations(task, state, action)
+        shown = await demonstrations(
+            *(self._memory, task, state, action),
+            k=self._settings.demonstrations,
+            max_synthetic=self._max_synthetic,
+        )
         question = prompt(task, sheet, history, state.text, action, shown, settings=self._settings)
         reply, completion = await self._reply(question)
-        refused = reply.next_state in self._refusals
-        if refused:
-            reply = replace(reply, change=Change(), terminated=False, success=False)
-        after = apply(sheet, reply.change)
-        outcome = Outcome(
-            next_state=State(text=reply.next_state),
-            reward=0.0,
-            terminated=reply.terminated,
+        told = Told(
+            next_state=reply.next_state,
             reasoning=reply.reasoning,
+            change=reply.change,
+            terminated=reply.terminated,
+            success=reply.success,
             confidence=_confidence(completion),
         )
-        transition = Transition(state=state, action=action, outcome=outcome)
-        verdict = await self._rewarder.verdict(task, after, transition, claimed=reply.success)
-        if refused:
-            verdict = replace(verdict, reward=0.0, success=False)
-        return Prediction(
-            outcome=replace(
-                outcome,
-                reward=verdict.reward,
-                # A grader that sees success ends the episode, and one that sees none takes the model's back.
-                terminated=verdict.success or (reply.terminated and not reply.success),
-                success=verdict.success,
-                reward_source=verdict.source,
-            ),
-            sheet=after,
-            demonstrations=tuple(shown),
-            refused=refused,
+        return await conclude(
+            *(told, task, sheet, state, action),
+            rewarder=self._rewarder,
+            refusals=self._refusals,
+            shown=shown,
         )
 
     async def _reply(self, question: str) -> tuple[Reply, Completion]:
@@ -145,16 +130,6 @@ class ReasoningExperienceModel:
                 seed=seed,
             )
         )
-
-    async def _demonstrations(self, task: Task, state: State, action: str) -> Sequence[Demonstration]:
-        if self._memory is None or not self._settings.demonstrations:
-            return ()
-        embedder, retriever = self._memory
-        keys = await embedder.embed([(state.text, action)])
-        wanted = RetrievalFilter(
-            environment=task.environment, exclude_task=task.id, max_synthetic=self._max_synthetic
-        )
-        return (await retriever.nearest(keys, k=self._settings.demonstrations, filters=[wanted]))[0]
 
 
 def _confidence(completion: Completion) -> float | None:

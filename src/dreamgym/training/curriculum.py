@@ -18,13 +18,14 @@ from dreamgym.curriculum.source import Curriculum
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
 from dreamgym.experience.hindsight import hindsight_sheet
+from dreamgym.experience.prompted import PromptedExperienceModel
 from dreamgym.experience.reply import parse_variation, variation_prompt
 from dreamgym.experience.sheet import kinds
 from dreamgym.experience.worlds import Worlds
+from dreamgym.models.named import NAMES, LanguageModels, check_named, names_language_model
 from dreamgym.protocols import Embedder, ExperienceModel, LanguageModel
 from dreamgym.replay.embed import make_embedder
 from dreamgym.training.dreams import Beginning, WorldFor
-from dreamgym.training.student import PREFIX
 from dreamgym.types import Task, Trajectory, WorldSheet
 
 _SHOWN = 12
@@ -144,10 +145,10 @@ def generates(config: Config, spec: EnvironmentSpec | None) -> bool:
     dreaming = config.train.world == "dream"
     if wanted in ("auto", "none"):
         return wanted == "auto" and able and dreaming
-    if wanted != "experience" and not (wanted.startswith(PREFIX) and wanted != PREFIX):
-        raise ConfigError(
-            f"expected curriculum.generator auto, none, experience or hf:NAME_OR_PATH, got {wanted!r}"
-        )
+    if wanted != "experience" and not names_language_model(wanted):
+        raise ConfigError(f"expected curriculum.generator auto, none, experience or {NAMES}, got {wanted!r}")
+    if wanted != "experience":
+        check_named(wanted, config)
     if dreaming and not able:
         raise ConfigError(
             f"curriculum.generator={wanted!r}: environment {config.environment.name!r} cannot read and check "
@@ -163,12 +164,14 @@ async def curriculum_of(
     offline: Iterable[Trajectory],
     seeds: Sequence[Task],
     experience_model: ExperienceModel,
+    models: LanguageModels | None = None,
 ) -> tuple[Curriculum, WorldFor] | None:
     """The curriculum that a run's settings ask for, and the worlds of the tasks it generates.
 
     Args:
         offline: where world sheets are taken from.
         experience_model: whose weights write the variations, unless the settings name others.
+        models: where those are opened, if they name others.
 
     Returns:
         None where `auto` finds no weights to ask, in an experience model of another kind.
@@ -176,7 +179,7 @@ async def curriculum_of(
     known = (each for each in offline if each.task.environment == config.environment.name)
     sheets = [each.sheet or hindsight_sheet(each) for each in known if each.task.split == config.train.split]
     worlds = worlds_for(spec, sheets)
-    author = _author(config, worlds, seeds, experience_model)
+    author = _author(config, worlds, seeds, experience_model, models or LanguageModels(config))
     if author is None:
         return None
     reserved: Sequence[str] = ()
@@ -198,17 +201,18 @@ async def curriculum_of(
 
 
 def _author(
-    config: Config, worlds: DrawnWorlds, seeds: Sequence[Task], experience_model: ExperienceModel
+    config: Config,
+    worlds: DrawnWorlds,
+    seeds: Sequence[Task],
+    experience_model: ExperienceModel,
+    models: LanguageModels,
 ) -> Author | None:
-    settings = config.curriculum
-    if settings.generator.startswith(PREFIX):
-        from dreamgym.models.chat import as_taught
-        from dreamgym.models.local import LocalLanguageModel
-
-        model = as_taught(LocalLanguageModel.load(settings.generator))
-        return prompted_author(
-            model, worlds, seeds, name=settings.generator, settings=settings, seed=config.seed
-        )
+    settings, name = config.curriculum, config.curriculum.generator
+    if name == "experience" and isinstance(experience_model, PromptedExperienceModel):
+        name = experience_model.name
+    if names_language_model(name):
+        model = models.open(name, role="task generator")
+        return prompted_author(model, worlds, seeds, name=name, settings=settings, seed=config.seed)
     own: LanguageModel | None = getattr(experience_model, "language_model", None)
     if own is not None:
         return taught_author(own, worlds, name=experience_model.name, settings=settings)
@@ -216,7 +220,7 @@ def _author(
         return None
     raise ConfigError(
         f"curriculum.generator={settings.generator!r}: expected an experience model with a language_model, "
-        f"{experience_model.name!r} has none; name another one (hf:NAME_OR_PATH), or set it to none"
+        f"{experience_model.name!r} has none; name another one ({NAMES}), or set it to none"
     )
 
 

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, TypeAlias
 
+from dreamgym.experience.judge import RubricJudge
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, Teacher
 from dreamgym.training.estimates import Estimate, Theorem1, theorem1
-from dreamgym.training.fidelity_judged import Judged
+from dreamgym.training.fidelity_judged import Judged, judge_trajectories
 from dreamgym.training.fidelity_rollouts import (
     ActionList,
     DriftPoint,
@@ -90,12 +91,14 @@ async def measure_fidelity(
     trajectories: Sequence[Trajectory],
     *,
     factory: EnvironmentFactory | None = None,
+    judge: RubricJudge | None = None,
     settings: FidelitySettings | None = None,
     on_stage: OnStage | None = None,
 ) -> Fidelity:
-    """Every number that needs no judge. `trajectories` are real and of tasks the model never learnt from.
+    """Every number. `trajectories` are real and of tasks the model never learnt from.
 
     Args:
+        judge: scores the dreams of their actions by the paper's rubrics, if given.
         on_stage: told how far each stage has come.
     """
     settings = settings or FidelitySettings()
@@ -136,6 +139,7 @@ async def measure_fidelity(
         near_misses=back_from_near,
         replay_spread=replay_spread(repeated, repeats=settings.repeats),
         theorem=_theorem(steps, settings.gamma),
+        judged=None if judge is None else await judge_trajectories(judge, [d.trajectory for d in dreams]),
         left_out=_left_out(steps, factory),
     )
 

@@ -19,7 +19,16 @@ from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel
 from dreamgym.synthetic import SyntheticEnvironment
 from dreamgym.training.estimates import Estimate, share_of_episodes
 from dreamgym.training.in_flight import OnCount, ask_all
-from dreamgym.types import FailureKind, Outcome, State, Task, Trajectory, WorldSheet
+from dreamgym.types import (
+    FailureKind,
+    Outcome,
+    Provenance,
+    State,
+    Task,
+    Trajectory,
+    Transition,
+    WorldSheet,
+)
 
 _UNTOLD = WorldSheet(facts=())
 
@@ -67,6 +76,22 @@ class Replay:
         if self.start is None:
             return ()
         return (self.start.text, *(outcome.next_state.text for outcome in self.outcomes))
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What was played, as an imagined trajectory."""
+        states = [self.start or State(text=""), *(outcome.next_state for outcome in self.outcomes)]
+        return Trajectory(
+            id=f"{self.played.task.id}/replay",
+            task=self.played.task,
+            start=states[0],
+            transitions=tuple(
+                Transition(state=state, action=action, outcome=outcome)
+                for state, action, outcome in zip(states, self.played.actions, self.outcomes, strict=False)
+            ),
+            provenance=Provenance(source="synthetic", policy="replay"),
+            seed=self.played.seed,
+        )
 
 
 async def replay(environment: Environment, played: ActionList) -> Replay:

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dreamgym.config import nearest_name
+from dreamgym.config import Config, nearest_name
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.experience.annotate import LanguageModelTeacher, OnProgress, annotate_all
 from dreamgym.experience.annotations import FILE, RecordedTeacher, recorded_teachers
 from dreamgym.experience.plain import PlainTeacher
+from dreamgym.models.named import NAMES, LanguageModels, names_language_model
+from dreamgym.models.spending import stage
 from dreamgym.protocols import Teacher
 from dreamgym.types import Annotation, Trajectory
 
-PREFIX = "hf:"
 RULES, PLAIN = "rules", PlainTeacher.name
 
 
@@ -30,31 +31,38 @@ async def choose_teacher(
     *,
     annotations: Path | None = None,
     default_annotations: Path,
+    models: LanguageModels | None = None,
     on_progress: OnProgress | None = None,
 ) -> Teacher:
     """
     Args:
-        wanted: `rules`, `plain`, `hf:NAME_OR_PATH`, or the name of a teacher in `annotations`; None for the
-            only one in `annotations`, else for the environment's rules, else for plain words.
+        wanted: `rules`, `plain`, `hf:NAME_OR_PATH`, `endpoint:NAME`, or the name of a teacher in
+            `annotations`; None for the only one in `annotations`, else for the environment's rules, else for
+            plain words.
         spec: of the environment, if it is known here.
         annotations: a folder of explanations, or the file in it; new ones are added to it.
         default_annotations: where a language model's explanations are kept, if `annotations` says nothing.
+        models: where language models are opened; the caller closes it.
 
     Raises:
         ConfigError: there is no such teacher here.
         DataError: `annotations` holds nothing that could be used.
     """
     folder = annotations.parent if annotations is not None and annotations.name == FILE else annotations
-    known = wanted is None or wanted in (RULES, PLAIN) or wanted.startswith(PREFIX)
+    known = wanted is None or wanted in (RULES, PLAIN) or names_language_model(wanted)
     if folder is not None and (wanted is None or not known):
         return RecordedTeacher(folder, _named(wanted, folder))
     if not known:
         raise ConfigError(
-            f"expected a teacher {RULES}, {PLAIN} or {PREFIX}NAME_OR_PATH, got {wanted!r}; "
+            f"expected a teacher {RULES}, {PLAIN}, {NAMES}, got {wanted!r}; "
             "a teacher whose explanations are on disk also needs their folder (--annotations)"
         )
-    if wanted is not None and wanted.startswith(PREFIX):
-        return await _language_model(wanted, folder or default_annotations, trajectories, on_progress)
+    if wanted is not None and names_language_model(wanted):
+        place = folder or default_annotations
+        if models is not None:
+            return await _language_model(wanted, models, place, trajectories, on_progress)
+        async with LanguageModels(Config()) as own:
+            return await _language_model(wanted, own, place, trajectories, on_progress)
     teacher = _unpaid(wanted, spec)
     if folder is None:
         return teacher
@@ -113,9 +121,7 @@ def _unpaid(wanted: str | None, spec: EnvironmentSpec | None) -> Teacher:
         told = (
             "this environment is not installed" if spec is None else f"{spec.name!r} has no rules of its own"
         )
-        raise ConfigError(
-            f"{told} to explain trajectories by; choose --teacher {PLAIN} or {PREFIX}NAME_OR_PATH"
-        )
+        raise ConfigError(f"{told} to explain trajectories by; choose --teacher {PLAIN}, {NAMES}")
     return PlainTeacher()
 
 
@@ -134,22 +140,20 @@ def _named(wanted: str | None, folder: Path) -> str:
 
 
 async def _language_model(
-    wanted: str, folder: Path, trajectories: Sequence[Trajectory], on_progress: OnProgress | None
+    wanted: str,
+    models: LanguageModels,
+    folder: Path,
+    trajectories: Sequence[Trajectory],
+    on_progress: OnProgress | None,
 ) -> Teacher:
-    from dreamgym.models.chat import as_taught
-    from dreamgym.models.local import LocalLanguageModel
-
     if (folder / FILE).is_file():
         there = RecordedTeacher(folder, wanted)
         if all(trajectory in there for trajectory in trajectories):
             return there  # without waiting for weights that would not be asked
-    model = LocalLanguageModel.load(wanted)
-    context = getattr(model.model.config, "max_position_embeddings", None) or 8192
-    try:
-        teacher = LanguageModelTeacher(as_taught(model), name=wanted, **_fitting(context))
+    model = models.open(wanted, role="teacher")
+    teacher = LanguageModelTeacher(model, name=wanted, **_fitting(models.context(wanted)))
+    with stage("annotation"):
         await annotate_all(trajectories, teacher, folder, on_progress=on_progress)
-    finally:
-        await model.aclose()
     return RecordedTeacher(folder, wanted)
 
 

@@ -17,6 +17,8 @@ from typing import Any
 from dreamgym.config import Config, load_config, validate
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
 from dreamgym.errors import ConfigError
+from dreamgym.models.named import LanguageModels, check_named, names_language_model
+from dreamgym.models.spending import Spending, stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
@@ -33,6 +35,7 @@ from dreamgym.training.checkpoints import (
     write_text,
 )
 from dreamgym.training.curriculum import curriculum_of, generates
+from dreamgym.training.dreamers import check_dreamer, who_grades
 from dreamgym.training.dreams import WorldFor
 from dreamgym.training.evaluate import Evaluation, EvaluationSettings, evaluate
 from dreamgym.training.ledger import Ledger
@@ -63,6 +66,8 @@ class Told:
     """In steps; of practice with a budget of real steps, in those."""
     row: Row
     warnings: tuple[str, ...] = ()
+    endpoints: str = ""
+    """What was asked of endpoints so far, in a line; empty where nothing was."""
 
 
 OnProgress = Callable[[Told], None]
@@ -92,11 +97,16 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
     if chosen.world == "dream" and config.learner.algorithm != "dpo":
         if chosen.experience is None and not dreaming:
             raise ConfigError(
-                "expected train.experience to name the run of an experience model to dream with "
-                "(dreamgym experience train), or train.world=real"
+                "expected train.experience to name who dreams: the run of an experience model (dreamgym "
+                "experience train) or a language model (endpoint:NAME), or train.world=real"
             )
-        if chosen.experience is not None:
-            TaughtRun.read(chosen.experience)
+        grader = who_grades(chosen.reward, spec, setting="train.reward")
+        if chosen.experience is not None and names_language_model(chosen.experience):
+            check_dreamer(chosen.experience, config, grader)
+        elif chosen.experience is not None:
+            TaughtRun.read(Path(chosen.experience))
+        if names_language_model(grader):
+            check_named(grader, config)
         if agent.enforce_actions or agent.show_actions != "never":
             raise ConfigError(
                 "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the "
@@ -108,10 +118,6 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
             )
         if chosen.real_steps is not None:
             raise ConfigError("train.real_steps needs train.world=real: in the dream none are taken")
-        if chosen.reward == "sheet" and (spec is None or spec.goal_met is None):
-            raise ConfigError(
-                f"train.reward=sheet: environment {config.environment.name!r} cannot check a sheet; use model"
-            )
     generates(config, spec)
     if chosen.start is not None:
         named_policy(chosen.start)
@@ -147,8 +153,9 @@ async def train(
     tell = on_progress or (lambda told: None)
     with _run_folder(config) as folder:
         async with AsyncExitStack() as stack:
-            run = _Run(config, spec, folder, offline, tell)
-            given = Given(real=real, experience_model=experience_model, world_for=world_for)
+            models = await stack.enter_async_context(LanguageModels(config, folder=folder.path))
+            run = _Run(config, spec, folder, offline, tell, models.spending)
+            given = Given(real=real, experience_model=experience_model, world_for=world_for, models=models)
             why = await run.carry_through(stack, given, make_tasks)
             return run.finish(why)
 
@@ -163,8 +170,10 @@ class _Run:
         folder: RunFolder,
         offline: Sequence[Trajectory],
         tell: OnProgress,
+        spending: Spending,
     ) -> None:
         self._config = config
+        self._spending = spending
         self._spec = spec
         self._folder = folder
         self._offline = offline
@@ -223,7 +232,7 @@ class _Run:
             breaker=Breaker(groups, lambda why: self._say({}, [why])),
             origin=lambda: Origin(
                 source="synthetic" if dreaming else "real",
-                experience_model=(str(chosen.experience) if dreaming else None),
+                experience_model=chosen.experience if dreaming else None,
                 policy_version=learner.updates,
             ),
             evaluate=self._validation(given.real)
@@ -234,7 +243,8 @@ class _Run:
             on_step=self._say,
         )
         self._say({}, [])
-        why = await loop.run()
+        with stage("practice"):
+            why = await loop.run()
         await ledger.remember()
         return why
 
@@ -265,7 +275,9 @@ class _Run:
             return make_tasks(world.tasks)
         config, spec, model = self._config, self._spec, world.experience_model
         if spec is not None and model is not None and generates(config, spec):
-            planned = await curriculum_of(config, spec, self._folder.path, self._offline, world.tasks, model)
+            planned = await curriculum_of(
+                config, spec, self._folder.path, self._offline, world.tasks, model, given.models
+            )
             if planned is not None:
                 curriculum, given.world_for = planned
                 stack.callback(curriculum.pool.close)
@@ -285,6 +297,8 @@ class _Run:
             "policies": folder.kept_policies(),
             "spent": {name: round(amount, 2) for name, amount in ledger.spent.items()},
         }
+        if self._spending.rows:
+            summary["endpoints"] = self._spending.to_dict()
         write_text(folder.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
@@ -357,7 +371,16 @@ class _Run:
         done, total = ledger.done, self._config.train.steps
         if budget is not None:
             done, total = min(budget, int(ledger.spent.get("real_steps", 0))), budget
-        self._tell(Told(stage="practice", done=done, total=total, row=row, warnings=tuple(warnings)))
+        self._tell(
+            Told(
+                stage="practice",
+                done=done,
+                total=total,
+                row=row,
+                warnings=tuple(warnings),
+                endpoints=self._spending.line() if self._spending.rows else "",
+            )
+        )
 
 
 @contextmanager

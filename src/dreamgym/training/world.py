@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from dreamgym.config import Config
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
-from dreamgym.experience.reward import SheetCheck
 from dreamgym.experience.worlds import CanSucceed
+from dreamgym.models.named import LanguageModels, names_language_model
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embed import make_embedder
 from dreamgym.replay.log import records
 from dreamgym.training.checkpoints import BUFFER, RunFolder
+from dreamgym.training.dreamers import known_starts, make_grader, open_dreamer, who_grades
 from dreamgym.training.dreams import (
     Beginning,
     CappedRetriever,
@@ -56,6 +58,8 @@ class Given:
     experience_model: ExperienceModel | None = None
     world_for: WorldFor | None = None
     """The worlds of tasks that no trajectory holds: generated ones."""
+    models: LanguageModels | None = None
+    """Where language models are opened by their names; not needed where none is named."""
 
 
 async def open_world(
@@ -89,7 +93,7 @@ async def open_world(
         return World(factory=MeteredFactory(real), tasks=tasks, buffer=buffer)
     worlds = RecordedWorlds(recorded, recombine=_can_succeed(config, spec))
     tasks = worlds.tasks[: chosen.task_count]
-    model, refusal_ends = _experience_model(config, spec, given, buffer)
+    model, refusal_ends = _experience_model(config, spec, given, buffer, recorded)
 
     def world_for(task: Task, seed: int) -> Beginning | None:
         known = worlds(task, seed)
@@ -120,28 +124,49 @@ def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> CanSucceed | N
 
 
 def _experience_model(
-    config: Config, spec: EnvironmentSpec | None, given: Given, buffer: ReplayBuffer | None
+    config: Config,
+    spec: EnvironmentSpec | None,
+    given: Given,
+    buffer: ReplayBuffer | None,
+    recorded: Sequence[Trajectory],
 ) -> tuple[ExperienceModel, bool]:
     """The model to dream with, and whether a refusal ends an episode."""
-    from dreamgym.training.teach import TaughtRun, load_experience_model
-
     if given.experience_model is not None:
         return given.experience_model, False
-    run = config.train.experience
-    if run is None:
+    name = config.train.experience
+    if name is None:
         raise ConfigError("expected train.experience to name the run of an experience model to dream with")
-    goal_met = spec.goal_met if spec is not None and config.train.reward != "model" else None
+    models = given.models or LanguageModels(config)
+    grader = make_grader(who_grades(config.train.reward, spec, setting="train.reward"), spec, models)
     memory = None
     if buffer is not None:
         capped = CappedRetriever(buffer, config.replay.max_synthetic)
         memory = (make_embedder(config.replay.embedder), capped)
+    if names_language_model(name):
+        starts = known_starts(recorded)
+        dreamer = open_dreamer(name, models, config, spec, rewarder=grader, memory=memory, starts=starts)
+        return dreamer, config.experience.refusal_ends
+    from dreamgym.training.teach import TaughtRun, load_experience_model
+
     model = load_experience_model(
-        run,
-        rewarder=SheetCheck(goal_met) if goal_met is not None else None,
+        Path(name),
+        rewarder=grader,
         memory=memory,
         refusals=spec.refusals if spec is not None else (),
     )
-    return model, TaughtRun.read(run).experience.refusal_ends
+    return model, TaughtRun.read(Path(name)).experience.refusal_ends
+
+
+def _shown(config: Config, given: Given) -> int:
+    """How many demonstrations the experience model is shown."""
+    name = config.train.experience
+    if config.train.world != "dream" or given.experience_model is not None or name is None:
+        return 0
+    if names_language_model(name):
+        return config.prompted.demonstrations
+    from dreamgym.training.teach import TaughtRun
+
+    return TaughtRun.read(Path(name)).experience.demonstrations
 
 
 async def _open_buffer(
@@ -156,12 +181,7 @@ async def _open_buffer(
 
     The offline trajectories are put into it where the experience model is shown demonstrations.
     """
-    from dreamgym.training.teach import TaughtRun
-
-    run, settings = config.train.experience, config.replay
-    shown = 0
-    if config.train.world == "dream" and given.experience_model is None and run is not None:
-        shown = TaughtRun.read(run).experience.demonstrations
+    settings, shown = config.replay, _shown(config, given)
     if not config.train.remember and not shown:
         return None
     buffer = stack.enter_context(

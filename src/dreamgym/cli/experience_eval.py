@@ -1,0 +1,337 @@
+"""`dreamgym experience eval`: measure an experience model, taught or prompted, against reality."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+from rich.markdown import Markdown
+from rich.progress import TaskID
+
+from dreamgym.cli import screen
+from dreamgym.cli.collect import run_collect
+from dreamgym.cli.dream import (
+    Asked,
+    Buffer,
+    NoDemonstrations,
+    NoHistory,
+    NoReasoning,
+    NoSheet,
+    Opened,
+    Reward,
+    environment_of,
+    known_environment,
+    left_out,
+    need_models,
+    open_experience_model,
+)
+from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
+from dreamgym.config import CollectConfig, Config, nearest_name
+from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
+from dreamgym.errors import ConfigError, MissingExtraError
+from dreamgym.experience.dataset import held_out
+from dreamgym.experience.judge import RubricJudge
+from dreamgym.models.named import check_named, names_language_model
+from dreamgym.models.spending import stage
+from dreamgym.protocols import EnvironmentFactory, Teacher
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.builtin import dataset_path
+from dreamgym.replay.embed import make_embedder
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.training.fidelity import (
+    Fidelity,
+    FidelitySettings,
+    drift_svg,
+    markdown_table,
+    measure_fidelity,
+)
+from dreamgym.training.teachers import same_teacher
+from dreamgym.types import Trajectory
+
+
+@screen.command
+def evaluate(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL",
+            help="The folder of a taught experience model, or a language model that is asked to be one "
+            "(endpoint:NAME, endpoint:MODEL@URL, hf:NAME_OR_PATH).",
+        ),
+    ],
+    *,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Real trajectories of tasks it never learnt from; recorded now if none are given."),
+    ] = None,
+    only_held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out",
+            help="Of --data, only the tasks that are held out (experience.validation): from teaching, or "
+            "from a language model's demonstrations, which are then taken from the others.",
+        ),
+    ] = False,
+    episodes: Annotated[int, typer.Option(help="How many episodes to measure on.", min=1)] = 60,
+    split: Annotated[str, typer.Option(help="Which tasks to record, if none are given.")] = "valid_unseen",
+    reward: Reward = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="A language model that scores every imagined transition by four rubrics."
+        ),
+    ] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Environment that it plays; by default the one it was taught.")
+    ] = None,
+    annotations: Annotated[
+        Path | None,
+        typer.Option(help="Folder of its teacher's explanations. By default RUN/annotations."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where results go; by default RUN, and fidelity/MODEL for a language model."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Chooses the episodes, and what the near misses leave out.")
+    ] = None,
+    buffer: Buffer = None,
+    no_history: NoHistory = False,
+    no_reasoning: NoReasoning = False,
+    no_demonstrations: NoDemonstrations = False,
+    no_sheet: NoSheet = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Measure fidelity: one step, closed loop, and dreamt successes tried in the real environment.
+
+    Leaves fidelity.json, fidelity.md and drift.svg in the folder of the results. What each number means
+    stands in docs/guides/fidelity.md. With --no-PART the model is asked without that part, and the files are
+    named so: fidelity-no-history.json. The experience.* settings are those that a run was taught with; a
+    language model is asked by the prompted.* settings.
+    Where the environment is not installed, trajectories tell all but dream → real, which is left out then.
+
+    Examples:
+
+      dreamgym experience eval runs/experience --episodes 200
+
+      dreamgym experience eval runs/experience --data trajectories --reward model --json
+
+      dreamgym experience eval runs/experience --no-sheet
+
+      dreamgym experience eval runs/shop --data shop --held-out
+
+      dreamgym experience eval endpoint:MODEL@http://localhost:8000 --env shop --data shop --held-out
+    """
+    if not names_language_model(run):
+        need_models()
+    flags = {"environment.name": environment_of(run, env, overrides), "seed": seed}
+    resolved = resolve(config, overrides, flags)
+    spec = known_environment(resolved.environment.name)
+    without = left_out(
+        history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
+    )
+    asked = Asked(named=run, reward=reward, buffer=buffer, without=without)
+    grader = asked.grader(spec)
+    if judge is not None:
+        check_named(judge, resolved)
+    if not data and (spec is None or only_held_out):
+        raise ConfigError(_unrecorded(resolved.environment.name))
+    folder = out or (Path("fidelity") / re.sub(r"[^\w.-]+", "-", run) if asked.prompted else Path(run))
+    sources = [dataset_path(path) for path in data or ()] or [_record(folder, resolved, episodes, split)]
+    found = [trajectory for source in sources for trajectory in read_trajectories(source)]
+    origin(resolved.environment.name, found)
+    others: list[Trajectory] = []
+    if only_held_out:
+        found, others = _held_out(asked, found, resolved)
+    if len(found) > episodes:
+        found = Random(resolved.seed).sample(found, episodes)
+    teacher = _sheet_keeper(asked, spec, annotations)
+    with (
+        asyncio.Runner() as runner,
+        _remembering(asked, others, resolved, runner) as asked,
+        open_experience_model(asked, spec, resolved, runner=runner, folder=folder, known=found) as opened,
+    ):
+        fidelity = runner.run(_evaluate(opened, teacher, found, resolved, judge))
+    how = {
+        "reward": grader,
+        "without": list(without),
+        "seed": resolved.seed,
+        "data": list(map(str, sources)),
+        "held_out": only_held_out,
+        "tasks": len({trajectory.task.id for trajectory in found}),
+        "teacher": teacher.name,
+    }
+    if asked.prompted:
+        how["prompted"] = resolved.prompted.model_dump(mode="json")
+    result, table = keep_fidelity(fidelity, folder, how)
+    if as_json:
+        screen.show(result, [], as_json=True)
+    else:
+        screen.out.print(Markdown(table.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def _remembering(
+    asked: Asked, others: Sequence[Trajectory], config: Config, runner: asyncio.Runner
+) -> Iterator[Asked]:
+    """A prompted model is shown demonstrations of what is not measured, unless a replay buffer is named."""
+    wanted = asked.prompted and config.prompted.without(asked.without).demonstrations
+    if not wanted or asked.buffer is not None:
+        yield asked
+        return
+    if not others:
+        screen.err.print(
+            "no demonstrations are shown: name a replay buffer (--buffer), or measure on a part (--held-out)"
+        )
+        yield asked
+        return
+    with TemporaryDirectory() as place:
+        store = str(Path(place) / "replay.sqlite")
+        with ReplayBuffer.open(store, embedder=make_embedder(config.replay.embedder)) as memory:
+            for trajectory in others:
+                runner.run(memory.add(trajectory))
+        yield replace(asked, buffer=store)
+
+
+def _record(run: Path, config: Config, episodes: int, split: str) -> Path:
+    """Record real episodes into the run's folder, as far as they are not there already."""
+    out = run / "real" / f"{split}-{config.seed}"
+    wanted = CollectConfig(episodes=episodes, split=split, out=out, policy="mix")
+    run_collect(config.model_copy(update={"collect": wanted}))
+    return out
+
+
+def _unrecorded(name: str) -> str:
+    if name in environment_names():
+        return "--held-out chooses among trajectories that you give (--data)"
+    told = f"environment {name!r} is not installed here{nearest_name(name, environment_names())}"
+    return f"{told}; or give real trajectories of it (--data)"
+
+
+def _held_out(
+    asked: Asked, found: Sequence[Trajectory], config: Config
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Those of the tasks that are held out, by a taught run's own settings, and the others."""
+    share = config.experience.validation
+    if not asked.prompted:
+        from dreamgym.training.teach import TaughtRun
+
+        share = TaughtRun.read(Path(asked.named)).experience.validation
+    tasks = {trajectory.task.id for trajectory in found}
+    kept = {task for task in tasks if held_out(task, share)}
+    if not kept:
+        done = "measure with" if asked.prompted else "give trajectories of other tasks, or teach again with"
+        raise ConfigError(
+            f"{asked.named} goes by experience.validation={share:g}, which holds out none of these "
+            f"{len(tasks)} tasks; {done} a larger share"
+        )
+    whom = "demonstrations" if asked.prompted else "teaching"
+    screen.err.print(f"{len(kept)} of {len(tasks)} tasks were held out from {whom}: measured on those only")
+    return (
+        [trajectory for trajectory in found if trajectory.task.id in kept],
+        [trajectory for trajectory in found if trajectory.task.id not in kept],
+    )
+
+
+def _sheet_keeper(asked: Asked, spec: EnvironmentSpec | None, annotations: Path | None) -> Teacher:
+    if asked.prompted:
+        return same_teacher(None, spec, annotations or Path())
+    from dreamgym.training.teach import TaughtRun
+
+    run = Path(asked.named)
+    taught_by = TaughtRun.read(run).teacher
+    folder = annotations or run / "annotations"
+    teacher = same_teacher(taught_by, spec, folder)
+    if taught_by not in (None, teacher.name):
+        screen.err.print(
+            f"{run} was taught by {taught_by!r}, of whom {folder} holds nothing: world sheets are kept true "
+            "by what can be seen; name the folder of its explanations (--annotations) for the same as then",
+            markup=False,
+            soft_wrap=True,
+        )
+    return teacher
+
+
+def _reality(config: Config) -> EnvironmentFactory | None:
+    """The real environment; None, with the reason told, where it cannot be had."""
+    name = config.environment.name
+    told = f"environment {name!r} is not installed here"
+    if name in environment_names():
+        try:
+            return open_environment(name, config.environment.options)
+        except MissingExtraError as error:
+            told = str(error)
+    screen.err.print(f"{told}: dream → real is left out", markup=False, soft_wrap=True)
+    return None
+
+
+async def _evaluate(
+    opened: Opened, teacher: Teacher, trajectories: Sequence[Trajectory], config: Config, judge: str | None
+) -> Fidelity:
+    factory = _reality(config)
+    judging = None if judge is None else RubricJudge(opened.models.open(judge, role="judge"), name=judge)
+    try:
+        with screen.progress() as bar:
+            jobs: dict[str, TaskID] = {}
+
+            def tell(stage: str, done: int, total: int) -> None:
+                if stage not in jobs:
+                    jobs[stage] = bar.add_task(stage, total=total, note="")
+                bar.update(jobs[stage], completed=done)
+
+            with stage("fidelity"):
+                return await measure_fidelity(
+                    opened.experience_model,
+                    teacher,
+                    trajectories,
+                    factory=factory,
+                    judge=judging,
+                    settings=FidelitySettings(seed=config.seed),
+                    on_stage=tell,
+                )
+    finally:
+        if factory is not None:
+            await factory.aclose()
+
+
+def keep_fidelity(fidelity: Fidelity, run: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    """Write what was measured into the run's folder: JSON, table and plot.
+
+    Args:
+        asked: how it was measured; what it was made to do `without` also names the files.
+
+    Returns:
+        What the JSON holds, and the file of the table.
+    """
+    result = {**fidelity.to_dict(), "asked": asked}
+    suffix = "".join(f"-no-{part}" for part in asked["without"])
+    run.mkdir(parents=True, exist_ok=True)
+    told = json.dumps(result, indent=2, default=str) + "\n"
+    (run / f"fidelity{suffix}.json").write_text(told, encoding="utf-8")
+    (run / f"drift{suffix}.svg").write_text(drift_svg(fidelity.drift), encoding="utf-8")
+    table = run / f"fidelity{suffix}.md"
+    table.write_text(markdown_table(fidelity), encoding="utf-8")
+    return result, table
+
+
+def origin(name: str, recorded: Sequence[Trajectory]) -> EnvironmentSpec | None:
+    """The environment that all trajectories come from; None if only they know it."""
+    found = sorted({trajectory.task.environment for trajectory in recorded})
+    if found != [name]:
+        raise ConfigError(
+            f"expected trajectories of the environment {name!r}, "
+            f"got {', '.join(map(repr, found)) or 'none'}; "
+            "name theirs (--env), one experience model for each"
+        )
+    return known_environment(name)

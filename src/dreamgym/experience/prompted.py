@@ -1,0 +1,219 @@
+"""The prompted experience model: any language model plays the environment, without being taught to.
+
+It is asked with the task, the facts that the action touches, history and demonstrations (the paper's Eq. 4),
+in one of the forms of `forms`. The first question is greedy; a reply that cannot be read, or contradicts what
+it was told, is sent back once with what is wrong with it, then asked for anew with another seed; after that
+it is a typed failure, which costs one episode. The same question always gets the same seeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dreamgym.errors import ConfigError, EpisodeFailedError
+from dreamgym.experience.conclude import Memory, Told, conclude, demonstrations
+from dreamgym.experience.forms import Form, Question, Situation, filled
+from dreamgym.experience.reward import OwnWord
+from dreamgym.protocols import LanguageModel, Rewarder
+from dreamgym.types import (
+    CompletionRequest,
+    FailureKind,
+    Prediction,
+    State,
+    Task,
+    Transition,
+    WorldSheet,
+)
+
+_AGAIN = (FailureKind.PARSE_ERROR, FailureKind.CONTRADICTION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptedSettings:
+    """What is asked with, and how often."""
+
+    history: int = 20
+    """The newest transitions of the episode that are told."""
+    demonstrations: int = 8
+    sheet: bool = True
+    text_limit: int = 2_000
+    """Characters of any one state."""
+    max_tokens: int = 2_048
+    """Of a reply, thoughts included."""
+    attempts: int = 3
+    characters: int | None = None
+    """Of a whole question; demonstrations, least similar first, then the oldest history make room."""
+
+
+class PromptedExperienceModel:
+    """Implements `ExperienceModel` over any language model."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        name: str,
+        form: Form,
+        settings: PromptedSettings | None = None,
+        rewarder: Rewarder | None = None,
+        memory: Memory | None = None,
+        max_synthetic: int | None = None,
+        refusals: Collection[str] = (),
+        starts: Mapping[str, State] | None = None,
+    ) -> None:
+        """
+        Args:
+            rewarder: by default the model's own word, where the form has one.
+            memory: where demonstrations come from; without it none are shown.
+            starts: first states by the ids of their tasks, where they are known; others are imagined.
+
+        Raises:
+            ConfigError: the form tells nothing of success, and no other grader is given.
+        """
+        if rewarder is None and not form.tells_success:
+            raise ConfigError(
+                f"{name}: this form of reply tells states alone; name a grader, a language model or the "
+                "sheet (--reward or train.reward)"
+            )
+        self.name = name
+        self._model = model
+        self._form = form
+        self._settings = settings or PromptedSettings()
+        self._rewarder = rewarder or OwnWord()
+        self._memory = memory
+        self._max_synthetic = max_synthetic
+        self._refusals = frozenset(refusals)
+        self._starts = starts or {}
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        """
+        Raises:
+            EpisodeFailedError: no readable reply, or (`INVALID_TASK`) the form imagines no first states.
+        """
+        if task.id in self._starts:
+            return self._starts[task.id]
+        question = self._form.start_question(task, sheet)
+        if question is None:
+            raise EpisodeFailedError(
+                FailureKind.INVALID_TASK,
+                f"{self.name}: task {task.id!r} has no known first state, and this form imagines none",
+            )
+        for attempt in range(self._settings.attempts):
+            text = await self._ask(question, attempt)
+            try:
+                return State(text=self._form.read_start(text))
+            except EpisodeFailedError as error:
+                problem = error
+        raise self._given_up(problem)
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        """
+        Raises:
+            EpisodeFailedError: what went wrong, by kind.
+        """
+        settings = self._settings
+        shown = await demonstrations(
+            *(self._memory, task, state, action),
+            k=settings.demonstrations,
+            max_synthetic=self._max_synthetic,
+        )
+        situation = Situation(
+            task=task,
+            sheet=sheet if settings.sheet else None,
+            history=tuple(history[-settings.history :]) if settings.history else (),
+            state=state.text,
+            action=action,
+            demonstrations=tuple(shown),
+            limit=settings.text_limit,
+        )
+        question, fitting = self._fitted(situation)
+        told = await self._told(question, sheet)
+        return await conclude(
+            *(told, task, sheet, state, action),
+            rewarder=self._rewarder,
+            refusals=self._refusals,
+            shown=fitting.demonstrations,
+        )
+
+    def _fitted(self, situation: Situation) -> tuple[Question, Situation]:
+        most = self._settings.characters
+        question = self._form.question(situation)
+        while most is not None and len(question) > most:
+            if situation.demonstrations:
+                situation = replace(situation, demonstrations=situation.demonstrations[:-1])
+            elif situation.history:
+                situation = replace(situation, history=situation.history[1:])
+            else:
+                raise EpisodeFailedError(
+                    FailureKind.BUDGET,
+                    f"{self.name}: the question alone has {len(question)} characters, and {most} fit what "
+                    "the model reads; raise the endpoint's context, or lower prompted.text_limit",
+                )
+            question = self._form.question(situation)
+        return question, situation
+
+    async def _told(self, question: Question, sheet: WorldSheet) -> Told:
+        asked = question
+        for attempt in range(self._settings.attempts):
+            text = await self._ask(asked, attempt)
+            try:
+                told = self._form.read(text)
+                _check_known(told, sheet, self._settings.sheet)
+                return told
+            except EpisodeFailedError as error:
+                problem = error
+            asked = question
+            if attempt == 0 and question.schema is not None:
+                repair = filled(
+                    "dream-repair.md",
+                    question=question.prompt,
+                    reply=_sound(text)[: self._settings.text_limit],
+                    problem=str(problem),
+                )
+                asked = replace(question, prompt=repair)
+        raise self._given_up(problem)
+
+    async def _ask(self, question: Question, attempt: int) -> str:
+        """Greedy at first and for the repair; a new try must be able to differ, the same way every time."""
+        seed = int.from_bytes(
+            hashlib.sha256(f"{attempt}\0{question.prompt}".encode(errors="replace")).digest()[:4]
+        )
+        completion = await self._model.complete(
+            CompletionRequest(
+                prompt=question.prompt,
+                system=question.system,
+                turns=question.turns,
+                schema=question.schema,
+                max_tokens=self._settings.max_tokens,
+                temperature=0.0 if attempt < 2 else 0.7,
+                seed=seed,
+            )
+        )
+        return completion.text
+
+    def _given_up(self, problem: EpisodeFailedError) -> EpisodeFailedError:
+        attempts = self._settings.attempts
+        return EpisodeFailedError(problem.kind, f"{self.name}, {attempts} attempts: {problem}")
+
+
+def _check_known(told: Told, sheet: WorldSheet, shown: bool) -> None:
+    """
+    Raises:
+        EpisodeFailedError: `CONTRADICTION`: it ends what is not so.
+    """
+    if not shown:
+        return
+    unknown = [fact for fact in told.change.ended if fact not in sheet.facts]
+    if unknown:
+        raise EpisodeFailedError(
+            FailureKind.CONTRADICTION, f"ended holds {list(unknown[0])}, which is none of the facts given"
+        )
+
+
+def _sound(text: str) -> str:
+    """The text without half characters (lone surrogates), which no encoder takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
