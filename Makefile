@@ -45,6 +45,7 @@ bench: setup
 	$(BIN)/python benchmarks/replay.py --quick
 	$(BIN)/python benchmarks/generation.py --quick
 	$(BIN)/python benchmarks/finetuning.py --quick
+	$(BIN)/python benchmarks/training.py --quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

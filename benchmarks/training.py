@@ -1,0 +1,440 @@
+"""What a step of learning costs: our loop against TRL's GRPO trainer, by stage, and how it grows.
+
+    python benchmarks/training.py [--quick] [--json] [--preset tiny] [--rounds 3] [--steps 2]
+
+Both sides start from the same weights and play the same tasks in the same world with as many episodes, turns
+and tokens of a reply, then learn from them once with AdamW. TRL gets its rollouts from a `rollout_func` that
+plays all episodes in step, each turn one batched `generate` of the trainer's model: what its users write
+where there is no vLLM. In turn, in one run, each after a warm-up; who is first changes every round.
+
+Where the dream's time goes is told by thread: the policy, the experience model and the replay buffer each
+work in one of their own. The experience model reads its demonstrations and writes 40 tokens by an untrained
+model; what is then said comes from the rules of the world, so that all episodes are of full length.
+
+CPU time of one thread, since wall time on a busy machine tells about the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import psutil
+import torch
+
+from dreamgym.agent import Agent, AgentSettings, examples
+from dreamgym.experience.reply import PromptSettings
+from dreamgym.experience.reply import prompt as question
+from dreamgym.models.local import LocalLanguageModel
+from dreamgym.models.tiny import make_model, make_tokenizer
+from dreamgym.protocols import Environment
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.embed import LexicalEmbedder
+from dreamgym.replay.log import Record, records
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
+from dreamgym.rollout import Origin
+from dreamgym.rollout_groups import GroupReport, GroupSettings, roll_out_groups
+from dreamgym.synthetic import SyntheticFactory
+from dreamgym.testing import CorridorFactory
+from dreamgym.training.checkpoints import RunFolder
+from dreamgym.types import (
+    CompletionRequest,
+    Outcome,
+    Prediction,
+    Provenance,
+    RetrievalFilter,
+    State,
+    Task,
+    Transition,
+    WorldSheet,
+)
+
+WARM_UP = 1
+LENGTH = 9
+AGENT = AgentSettings(max_tokens=8)
+LEARNING = GRPOSettings(behaviour="recomputed", learning_rate=1e-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of one step."""
+
+    tasks: int = 4
+    group: int = 8
+    turns: int = 8
+
+    @property
+    def episodes(self) -> int:
+        return self.tasks * self.group
+
+
+@dataclass(slots=True)
+class Costs:
+    """CPU seconds of one side's steps after the warm-up, and what was done in them."""
+
+    rollouts: float = 0.0
+    update: float = 0.0
+    episodes: int = 0
+    tokens: int = 0
+    """Sampled, and so learnt from."""
+
+    @property
+    def rollouts_per_second(self) -> float:
+        return self.episodes / self.rollouts
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.update
+
+
+class Graded:
+    """A corridor whose last turn is rewarded by a hash of all actions: every group has both outcomes."""
+
+    def __init__(self, inner: Environment) -> None:
+        self.task = inner.task
+        self._inner = inner
+        self._said = ""
+
+    async def start(self) -> State:
+        return await self._inner.start()
+
+    async def step(self, action: str) -> Outcome:
+        self._said += action
+        return graded(await self._inner.step(action), self._said)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def graded(outcome: Outcome, said: str) -> Outcome:
+    return replace(outcome, reward=float(crc32(said.encode()) & 1)) if outcome.over else outcome
+
+
+class GradedFactory(CorridorFactory):
+    def make(self, task: Task, *, seed: int = 0) -> Any:
+        return Graded(super().make(task, seed=seed))
+
+
+def world(shape: Shape) -> GradedFactory:
+    return GradedFactory(length=LENGTH, horizon=shape.turns)
+
+
+def corpus() -> Any:
+    """A tokenizer of the usual size, from shipped trajectories."""
+    recorded = islice(read_trajectories(builtin_dataset()), 40)
+    lasts = ([*examples(each, AGENT)][-1] for each in recorded)
+    return make_tokenizer((asked + answer for asked, answer in lasts), vocab_size=2048)
+
+
+async def rolled_out(
+    served: LocalLanguageModel, factory: Any, tasks: Sequence[Task], shape: Shape, step: int
+) -> GroupReport:
+    return await roll_out_groups(
+        factory,
+        lambda environment, name, seed: Agent(served, settings=AGENT, conversation=name, seed=seed),
+        tasks,
+        name=f"step-{step}",
+        seed=step,
+        settings=GroupSettings(size=shape.group),
+        origin=Origin(source="synthetic"),
+    )
+
+
+def sampled(report: GroupReport) -> int:
+    turns = [turn for group in report.groups for each in group.trajectories for turn in each.transitions]
+    return sum(len(turn.completion.token_ids) for turn in turns if turn.completion is not None)
+
+
+async def ours(model: Any, tokenizer: Any, shape: Shape, steps: int) -> Costs:
+    served = LocalLanguageModel(model, tokenizer)
+    learner = GRPOLearner(model, LEARNING, updating=served.updating)
+    factory, found = world(shape), Costs()
+    tasks = await factory.tasks("train", shape.tasks)
+    for step in range(WARM_UP + steps):
+        began = time.process_time()
+        report = await rolled_out(served, factory, tasks, shape, step)
+        played = time.process_time()
+        learner.update(report.groups)
+        if step >= WARM_UP:
+            found.rollouts += played - began
+            found.update += time.process_time() - played
+            found.episodes += report.episodes
+            found.tokens += sampled(report)
+    await served.aclose()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round, small sizes")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2)
+    arguments = parser.parse_args()
+    rounds, steps = (1, 1) if arguments.quick else (arguments.rounds, arguments.steps)
+    torch.set_num_threads(1)
+    tokenizer, shape = corpus(), Shape()
+
+    def model() -> Any:
+        return make_model(arguments.preset, tokenizer)
+
+    result = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, 1 thread",
+        "model": f"{arguments.preset}, {model().num_parameters():,} parameters",
+        "step": f"{shape.tasks} tasks x {shape.group} episodes x {shape.turns} turns",
+        "rounds": rounds,
+        "steps": steps,
+        "dream": asyncio.run(dreams(model, tokenizer, steps, quick=arguments.quick)),
+        "growth": growth(model, tokenizer, steps, quick=arguments.quick),
+        "against_trl": against_trl(model, tokenizer, shape, rounds, steps),
+    }
+    print(json.dumps(result, indent=2) if arguments.json else table(result))
+
+
+def against_trl(
+    model: Callable[[], Any], tokenizer: Any, shape: Shape, rounds: int, steps: int
+) -> dict[str, Any]:
+    from training_trl import theirs
+
+    sides: dict[str, Callable[[], Costs]] = {
+        "ours": lambda: asyncio.run(ours(model(), tokenizer, shape, steps)),
+        "TRL": lambda: theirs(model(), tokenizer, shape, steps),
+    }
+    found: dict[str, list[Costs]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
+            found[name].append(sides[name]())
+
+    def ratio(of: Callable[[Costs], float]) -> dict[str, float]:
+        each = [of(mine) / of(other) for mine, other in zip(found["ours"], found["TRL"], strict=True)]
+        return {
+            "median": round(statistics.median(each), 2),
+            "least": round(min(each), 2),
+            "most": round(max(each), 2),
+        }
+
+    return {
+        **{
+            name: {
+                "rollouts_per_second": round(statistics.median(c.rollouts_per_second for c in costs), 2),
+                "update_tokens_per_second": round(statistics.median(c.tokens_per_second for c in costs)),
+                "tokens_per_step": round(statistics.median(c.tokens for c in costs) / steps),
+            }
+            for name, costs in found.items()
+        },
+        "rollouts_ours_to_trl": ratio(lambda costs: costs.rollouts_per_second),
+        "update_ours_to_trl": ratio(lambda costs: costs.tokens_per_second),
+    }
+
+
+def growth(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick: bool) -> dict[str, Any]:
+    """CPU milliseconds per episode and turn, as steps get wider and episodes longer."""
+
+    def each(shape: Shape) -> dict[str, float]:
+        costs = asyncio.run(ours(model(), tokenizer, shape, steps))
+        turns = costs.episodes * shape.turns
+        return {
+            "rollout_ms_per_turn": round(1000 * costs.rollouts / turns, 2),
+            "update_ms_per_turn": round(1000 * costs.update / turns, 2),
+        }
+
+    tasks, lengths = ((2, 4), (4, 8)) if quick else ((2, 4, 8, 16), (4, 8, 16, 32))
+    return {
+        "episodes": {Shape(tasks=n).episodes: each(Shape(tasks=n)) for n in tasks},
+        "turns": {n: each(Shape(turns=n)) for n in lengths},
+    }
+
+
+class CostlyDream:
+    """Asks a real model about real demonstrations, and then answers by the rules of the corridor."""
+
+    name = "costly dream"
+
+    def __init__(self, served: LocalLanguageModel, buffer: ReplayBuffer, inner: CorridorFactory) -> None:
+        self._served, self._buffer, self._inner = served, buffer, inner
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        return await self._inner.make(task).start()
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        wanted = RetrievalFilter(environment=task.environment)
+        shown = await self._buffer.search(state.text, action, k=4, filters=wanted)
+        asked = question(
+            task, sheet, history, state.text, action, shown, settings=PromptSettings(actor="agent", history=1)
+        )
+        await self._served.complete(CompletionRequest(prompt=asked, max_tokens=40, temperature=1.0))
+        corridor = self._inner.make(task)
+        await corridor.start()
+        for past in history:
+            await corridor.step(past.action)
+        outcome = graded(await corridor.step(action), "".join(past.action for past in history) + action)
+        return Prediction(outcome=replace(outcome, truncated=False), sheet=sheet)
+
+
+@dataclass(slots=True)
+class Stages:
+    """CPU seconds by stage."""
+
+    policy: float = 0.0
+    experience_model: float = 0.0
+    buffer: float = 0.0
+    update: float = 0.0
+    checkpoint: float = 0.0
+    rest: float = 0.0
+    """Prompts, bookkeeping and the event loop."""
+
+
+@dataclass(slots=True)
+class Threads:
+    """Whose threads are whose, by watching which ones come when a part is first used."""
+
+    owners: dict[int, str] = field(default_factory=dict)
+
+    def claim(self, owner: str) -> None:
+        for thread in threading.enumerate():
+            if thread.native_id is not None:
+                mine = "buffer" if thread.name.startswith("replay") else owner
+                self.owners.setdefault(thread.native_id, mine)
+
+    def spent(self) -> dict[str, float]:
+        self.claim("rest")
+        found: dict[str, float] = {}
+        for thread in psutil.Process().threads():
+            owner = self.owners.get(thread.id, "rest")
+            found[owner] = found.get(owner, 0.0) + thread.user_time + thread.system_time
+        return found
+
+
+async def dreams(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick: bool) -> dict[str, Any]:
+    """Stages of a step in the dream, with replay buffers of several sizes."""
+    sizes = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
+    names = list(Stages.__dataclass_fields__)
+    found: dict[str, Any] = {}
+    for size in sizes:
+        stages = await dreamt(model, tokenizer, size, steps)
+        found[str(size)] = {name: round(1000 * getattr(stages, name) / steps, 1) for name in names}
+    return found
+
+
+async def dreamt(model: Callable[[], Any], tokenizer: Any, rows: int, steps: int) -> Stages:
+    learning, threads = model(), Threads()
+    threads.claim("rest")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ReplayBuffer.open(Path(folder) / "replay.sqlite", embedder=LexicalEmbedder()) as buffer,
+    ):
+        await fill(buffer, rows)
+        threads.claim("buffer")
+        served = {
+            "policy": LocalLanguageModel(learning, tokenizer),
+            "experience_model": LocalLanguageModel(model(), tokenizer),
+        }
+        for owner, each in served.items():
+            await each.complete(CompletionRequest(prompt="task:", max_tokens=1))
+            threads.claim(owner)
+        found = await practised(learning, served, buffer, threads, RunFolder(Path(folder)), steps)
+        for each in served.values():
+            await each.aclose()
+    return found
+
+
+async def practised(
+    learning: Any,
+    served: dict[str, LocalLanguageModel],
+    buffer: ReplayBuffer,
+    threads: Threads,
+    folder: RunFolder,
+    steps: int,
+) -> Stages:
+    shape, policy = Shape(), served["policy"]
+    inner = CorridorFactory(length=LENGTH, horizon=shape.turns)
+    tasks = await inner.tasks("train", shape.tasks)
+    dream = CostlyDream(served["experience_model"], buffer, inner)
+    factory = SyntheticFactory(dream, tasks, lambda task: WorldSheet(facts=()), horizon=shape.turns)
+    learner = GRPOLearner(learning, LEARNING, updating=policy.updating)
+    found, before = Stages(), threads.spent()
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP:
+            found, before = Stages(), threads.spent()
+        report = await rolled_out(policy, factory, tasks, shape, step)
+        began = time.thread_time()
+        learner.update(report.groups)
+        learnt = time.thread_time()
+        folder.save("checkpoint.pt", learner.state_dict())
+        found.update += learnt - began
+        found.checkpoint += time.thread_time() - learnt
+        fresh = [each for group in report.groups for each in group.trajectories]
+        await buffer.add([row for each in fresh for row in records(each)])
+    after = threads.spent()
+    for owner in ("policy", "experience_model", "buffer", "rest"):
+        setattr(found, owner, after.get(owner, 0.0) - before.get(owner, 0.0))
+    found.rest -= found.update + found.checkpoint
+    return found
+
+
+async def fill(buffer: ReplayBuffer, rows: int) -> None:
+    """Rows of many episodes with keys of no meaning, which are no easier to search."""
+    random = np.random.default_rng(0)
+    outcome = Outcome(next_state=State(text="You are at door 2 of 9."), reward=0.0, terminated=False)
+    row = Record(
+        transition=Transition(state=State(text="You are at door 1 of 9."), action="go east", outcome=outcome),
+        environment="corridor",
+        task_id="filler",
+        instruction="Leave the corridor.",
+        trajectory_id="",
+        position=0,
+        trajectory_reward=0.0,
+        provenance=Provenance(source="real", policy="filler", policy_version=0, recorded_at=0.0),
+    )
+    dimension = (await buffer.embed([("", "")])).shape[1]
+    for start in range(0, rows, 5_000):
+        numbers = range(start, min(start + 5_000, rows))
+        keys = random.normal(size=(len(numbers), dimension)).astype(np.float32)
+        keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+        await buffer.add([replace(row, trajectory_id=f"filler-{n}") for n in numbers], keys=keys)
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [f"{name}: {result[name]}" for name in ("machine", "model", "step", "rounds", "steps")]
+    compared = result["against_trl"]
+    lines += ["", f"{'':<8}{'rollouts / s':>14}{'update tokens / s':>20}{'tokens / step':>16}"]
+    for name in ("ours", "TRL"):
+        told = compared[name]
+        numbers = f"{told['rollouts_per_second']:>14}{told['update_tokens_per_second']:>20}"
+        lines.append(f"{name:<8}{numbers}{told['tokens_per_step']:>16}")
+    for name in ("rollouts_ours_to_trl", "update_ours_to_trl"):
+        told = compared[name]
+        lines.append(f"{name}: {told['median']} ({told['least']} to {told['most']})")
+    for what, sizes in result["growth"].items():
+        lines += ["", f"{what:<12}{'rollout ms / turn':>20}{'update ms / turn':>20}"]
+        for size, told in sizes.items():
+            lines.append(f"{size:<12}{told['rollout_ms_per_turn']:>20}{told['update_ms_per_turn']:>20}")
+    stages = list(Stages.__dataclass_fields__)
+    lines += ["", "CPU ms of a step in the dream, by stage"]
+    lines.append(f"{'buffer rows':<12}" + "".join(f"{name.replace('_', ' '):>18}" for name in stages))
+    for size, told in result["dream"].items():
+        lines.append(f"{size:<12}" + "".join(f"{told[name]:>18}" for name in stages))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
