@@ -1,0 +1,401 @@
+"""The claim, cell by cell: practice in the dream against imitation, preference and practice in reality.
+
+    python benchmarks/claim.py --env textworld --methods sft grpo-dream grpo-real --seeds 0 1
+    python benchmarks/claim.py --env alfworld --methods grpo-dream --seeds 0 --minutes 90
+    python benchmarks/claim.py --table
+
+A cell is an environment, a method, a seed and, if asked for, an ablation. Its stages are `dreamgym` commands,
+shared where cells share them (data, experience model, imitation start); each is resumable, and so is a cell:
+run the same command again. Its result is a file of its own; table and plot are made from whatever is there.
+Practice has two budgets: minutes, after which it is stopped and goes on no more, and real steps, of which
+sim-to-real gets a sixteenth of what practice in reality gets. Every policy plays the same unseen games.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+METHODS = ("sft", "dpo", "grpo-real", "ppo-real", "grpo-dream", "ppo-dream", "grpo-s2r", "ppo-s2r")
+SHARE = 16
+"""Sim-to-real gets one of so many of the real steps."""
+TAUGHT_WITHOUT = ("no-history", "no-demonstrations", "no-reasoning", "no-sheet")
+"""Ablations of the experience model: taught without."""
+PRACTISED_WITH = {"no-curriculum": "curriculum.generator=none", "own-word": "train.reward=model"}
+"""Ablations of practice in the dream."""
+ABLATIONS = (*TAUGHT_WITHOUT, *PRACTISED_WITH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An environment and how it is learnt."""
+
+    options: tuple[str, ...] = ()
+    """Of the real environment."""
+    recorded: tuple[tuple[str, ...], ...] = ()
+    """Offline trajectories: policy, episodes and seed of each folder; none for the shipped ones."""
+    taught: tuple[str, ...] = ()
+    """How the experience model is taught."""
+    agent: tuple[str, ...] = ()
+    """Settings of every run of the agent."""
+    unseen: str
+    """The split of the evaluation."""
+    real_steps: int
+    """Of practice in reality."""
+    steps: int
+    """Of practice in the dream, and of DPO."""
+
+
+PLACES = {
+    "textworld": Place(
+        options=("family=cooking", "ingredients=1", "rooms=6", "foods=train", "games=300"),
+        recorded=(("mix", "900", "0"), ("clumsy:0.3", "300", "1")),
+        taught=("--steps", "600"),
+        agent=(
+            *("agent.vocabulary=1024", "agent.max_tokens=16", "train.horizon=30"),
+            *("train.warm_start_steps=150", "train.warm_start_batch=16"),
+            *("train.warm_start_rate=3e-3", "train.warm_start_matrix_rate=0.02"),
+        ),
+        unseen="test",
+        real_steps=80_000,
+        steps=60,
+    ),
+    "alfworld": Place(
+        agent=(
+            *("train.warm_start_steps=300", "train.warm_start_batch=16"),
+            *("train.warm_start_rate=3e-3", "train.warm_start_matrix_rate=0.02"),
+        ),
+        unseen="valid_unseen",
+        real_steps=64_000,
+        steps=30,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One number of the table."""
+
+    env: str
+    method: str
+    seed: int
+    ablation: str = ""
+
+    @property
+    def name(self) -> str:
+        return "-".join(filter(None, (self.env, self.method, str(self.seed), self.ablation)))
+
+    @property
+    def algorithm(self) -> str:
+        return self.method.split("-")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One command of a cell; done for good when `NAME.done.json` lies beside its folder."""
+
+    folder: Path
+    command: tuple[str, ...]
+    practice: bool = False
+    """Whether the budget in minutes holds for it."""
+
+    @property
+    def marker(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.done.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    minutes: float
+    real_steps: int
+    steps: int
+
+
+def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
+    """The stages of a cell in order; the last one is the policy's own."""
+    place, home = PLACES[cell.env], runs / cell.env
+    data = [home / f"data-{policy.partition(':')[0]}" for policy, _, _ in place.recorded]
+    sources = [str(folder) for folder in data] or [f"builtin:{cell.env}"]
+    options = settings(f"environment.options.{option}" for option in place.options)
+    named = (*words("--data", sources), "--env", cell.env, "--seed", str(cell.seed), *options)
+    common = (*named, *settings((*place.agent, "train.keep_every=5", "train.monitors=warn")))
+    stages = [
+        Stage(
+            folder=folder,
+            command=(
+                *("collect", "--env", cell.env, "--policy", policy, "--episodes", episodes, "--seed", seed),
+                *("--split", "train", *options, "--out", str(folder)),
+            ),
+        )
+        for folder, (policy, episodes, seed) in zip(data, place.recorded, strict=True)
+    ]
+    start = home / f"sft-{cell.seed}"
+    imitated = ("train", *common, "--world", "real", "--steps", "0", "--out", str(start))
+    stages.append(Stage(folder=start, command=imitated))
+    if cell.method == "sft":
+        return stages
+    out = home / "-".join(filter(None, (cell.method, str(cell.seed), cell.ablation)))
+    begun = ("--algorithm", cell.algorithm, *settings([f"train.start={start}"]))
+    command: tuple[str, ...]
+    if cell.method.endswith("-s2r"):
+        dream = Cell(env=cell.env, method=f"{cell.algorithm}-dream", seed=cell.seed, ablation=cell.ablation)
+        stages = plan(dream, runs, budget)
+        most = ("--real-steps", str(budget.real_steps // SHARE), "--steps", "1000000")
+        command = ("train", "--sim-to-real", str(stages[-1].folder), *most, "--out", str(out))
+    elif cell.method.endswith("-real"):
+        budgeted = ("--real-steps", str(budget.real_steps), "--steps", "1000000")
+        command = ("train", *common, *begun, "--world", "real", *budgeted, "--out", str(out))
+    elif cell.method == "dpo":
+        command = ("train", *common, *begun, "--steps", str(budget.steps), "--out", str(out))
+    else:
+        stages.append(taught(cell, home, sources, options))
+        dreamt = ("--experience", str(stages[-1].folder), "--steps", str(budget.steps))
+        changed = settings([PRACTISED_WITH[cell.ablation]] if cell.ablation in PRACTISED_WITH else [])
+        command = ("train", *common, *begun, *dreamt, *changed, "--out", str(out))
+    return [*stages, Stage(folder=out, command=command, practice=True)]
+
+
+def taught(cell: Cell, home: Path, sources: Sequence[str], options: Sequence[str]) -> Stage:
+    """The experience model of a seed, whole or without a part."""
+    without = cell.ablation if cell.ablation in TAUGHT_WITHOUT else ""
+    out = home / "-".join(filter(None, ("experience", str(cell.seed), without)))
+    command = ("experience", "train", *words("--data", sources), "--env", cell.env, *options)
+    command += (*PLACES[cell.env].taught, "--seed", str(cell.seed))
+    return Stage(folder=out, command=(*command, *([f"--{without}"] if without else []), "--out", str(out)))
+
+
+def settings(named: Iterator[str] | Sequence[str]) -> tuple[str, ...]:
+    return words("--set", named)
+
+
+def words(option: str, values: Iterator[str] | Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for value in values for word in (option, value))
+
+
+def measure(cell: Cell, runs: Path, results: Path, budget: Budget, episodes: int) -> None:
+    """Go through the stages of a cell and evaluate its policy, unless its result is there."""
+    result = results / f"{cell.name}.json"
+    if result.exists():
+        return
+    stages = plan(cell, runs, budget)
+    for stage in stages:
+        carry_out(stage, budget.minutes)
+    policy = stages[-1].folder
+    played = ("--split", PLACES[cell.env].unseen, "--episodes", str(episodes), "--seed", "7")
+    asked = ("evaluate", str(policy), *played, "--json")
+    print(f"== {cell.name}: dreamgym {' '.join(asked)}", file=sys.stderr, flush=True)
+    told = subprocess.run([*DREAMGYM, *asked], check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = {
+        "cell": cell.name,
+        "environment": cell.env,
+        "method": cell.method,
+        "algorithm": cell.algorithm,
+        "seed": cell.seed,
+        "ablation": cell.ablation,
+        "budget": {"minutes": budget.minutes, "real_steps": budget.real_steps, "steps": budget.steps},
+        "commands": [f"dreamgym {' '.join(stage.command)}" for stage in stages]
+        + [f"dreamgym {' '.join(asked)}"],
+        "stages": {stage.folder.name: json.loads(stage.marker.read_text()) for stage in stages},
+        "spent": spent(policy),
+        "evaluation": json.loads(told),
+        "machine": {"cores": os.cpu_count(), "kind": platform.machine()},
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    fresh = result.with_suffix(".new")
+    fresh.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    fresh.replace(result)
+
+
+DREAMGYM = (sys.executable, "-m", "dreamgym")
+
+
+def carry_out(stage: Stage, minutes: float) -> None:
+    """Run a stage to its end, or to the end of its minutes; those of earlier attempts count."""
+    if stage.marker.exists():
+        return
+    stage.folder.parent.mkdir(parents=True, exist_ok=True)
+    meter = stage.folder.with_name(f"{stage.folder.name}.seconds.json")
+    before = json.loads(meter.read_text()) if meter.exists() else {"seconds": 0.0, "cpu_seconds": 0.0}
+    print(f"== dreamgym {' '.join(stage.command)}", file=sys.stderr, flush=True)
+    used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    process = subprocess.Popen([*DREAMGYM, *stage.command], stdout=sys.stderr)
+    ended = "done"
+    try:
+        left = max(1.0, minutes * 60 - before["seconds"]) if stage.practice else None
+        process.wait(timeout=left)
+    except subprocess.TimeoutExpired:
+        ended = "out of minutes"
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+        spent = {
+            "seconds": round(before["seconds"] + time.monotonic() - began, 1),
+            "cpu_seconds": round(before["cpu_seconds"] + cpu, 1),
+        }
+        meter.write_text(json.dumps(spent), encoding="utf-8")
+    if ended == "done" and process.returncode:
+        raise SystemExit(f"dreamgym {' '.join(stage.command)}: exit code {process.returncode}")
+    stage.marker.write_text(json.dumps({"ended": ended, **spent}) + "\n", encoding="utf-8")
+
+
+def spent(run: Path) -> dict[str, float]:
+    """Real and synthetic steps of a run, and how many passes of the loop it made: of its last metrics."""
+    found: dict[str, float] = {"steps": 0}
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["kind"] in ("practice", "preference"):
+            found = {"steps": row["step"], **row.get("spent", {})}
+    return found
+
+
+def table(results: Path) -> str:
+    """Markdown: a row per environment, method and ablation, its seeds together."""
+    from dreamgym.training.estimates import paired_difference, share_of_episodes
+
+    known = list(read(results))
+    starts = {(each["environment"], each["seed"]): each for each in known if each["method"] == "sft"}
+    lines = [
+        "| environment | method | seeds | real success | against SFT | online real steps | imagined steps |"
+        " minutes |",
+        "|" + "---|" * 8,
+    ]
+    for env, method, ablation in rows_of(known):
+        cells = [
+            e for e in known if (e["environment"], e["method"], e["ablation"]) == (env, method, ablation)
+        ]
+        share = share_of_episodes(won for cell in cells for won in outcomes(cell).values())
+        pairs = [
+            (won, outcomes(starts[env, cell["seed"]])[episode])
+            for cell in cells
+            if (env, cell["seed"]) in starts
+            for episode, won in outcomes(cell).items()
+            if episode in outcomes(starts[env, cell["seed"]])
+        ]
+        gain = "–" if method == "sft" or not pairs else points(paired_difference(pairs).to_dict())
+        each = ", ".join(f"{cell['evaluation']['success']['value']:.0%}" for cell in cells)
+        named = " ".join(filter(None, (method, ablation)))
+        used = (
+            f"{mean(cells, 'real_steps'):,.0f} | {mean(cells, 'synthetic_steps'):,.0f} | {minutes(cells):.0f}"
+        )
+        lines.append(
+            f"| {env} | {named} | {len(cells)} ({each}) | {percent(share.to_dict())} | {gain} | {used} |"
+        )
+    return "\n".join(lines)
+
+
+def read(results: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(results.glob("*.json")):
+        yield json.loads(path.read_text(encoding="utf-8"))
+
+
+def rows_of(known: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    found = {(each["environment"], each["method"], each["ablation"]) for each in known}
+    return sorted(found, key=lambda row: (row[0], row[2], METHODS.index(row[1])))
+
+
+def outcomes(cell: dict[str, Any]) -> dict[tuple[int, str], bool]:
+    return {(e["number"], e["task"]): bool(e["success"]) for e in cell["evaluation"]["outcomes"]}
+
+
+def percent(share: dict[str, Any]) -> str:
+    return f"{share['value']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
+
+
+def points(difference: dict[str, Any]) -> str:
+    value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
+    return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+
+
+def mean(cells: Sequence[dict[str, Any]], what: str) -> float:
+    return sum(float(cell["spent"].get(what, 0)) for cell in cells) / len(cells)
+
+
+def minutes(cells: Sequence[dict[str, Any]]) -> float:
+    """Of the last stage alone: what was before it is shared."""
+    return sum(float([*cell["stages"].values()][-1]["seconds"]) for cell in cells) / len(cells) / 60
+
+
+def plot(results: Path) -> str:
+    """SVG: a bar for each row of the table, with its interval."""
+    from dreamgym.training.estimates import share_of_episodes
+
+    known = list(read(results))
+    rows = rows_of(known)
+    height = 30 * len(rows) + 50
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="sans-serif" '
+        f'font-size="13"><rect width="720" height="{height}" fill="white"/>'
+    ]
+    for share in range(0, 101, 25):
+        x = 220 + 4.6 * share
+        parts.append(f'<line x1="{x}" x2="{x}" y1="20" y2="{height - 30}" stroke="#ccc"/>')
+        parts.append(f'<text x="{x}" y="{height - 12}" text-anchor="middle">{share}%</text>')
+    for number, (env, method, ablation) in enumerate(rows):
+        cells = [
+            e for e in known if (e["environment"], e["method"], e["ablation"]) == (env, method, ablation)
+        ]
+        found = share_of_episodes(won for cell in cells for won in outcomes(cell).values()).to_dict()
+        y, colour = 30 + 30 * number, colour_of(method)
+        left, mid, right = (220 + 460 * found[name] for name in ("low", "value", "high"))
+        label = " ".join(filter(None, (env, method, ablation)))
+        parts.append(f'<text x="212" y="{y + 14}" text-anchor="end">{label}</text>')
+        parts.append(f'<rect x="220" y="{y}" width="{mid - 220:.1f}" height="20" fill="{colour}"/>')
+        parts.append(f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y + 10}" y2="{y + 10}" stroke="black"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def colour_of(method: str) -> str:
+    return {"real": "#b7b7b7", "dream": "#5b8def", "s2r": "#2a9d6f"}.get(method.partition("-")[2], "#e0c16b")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--env", nargs="*", choices=list(PLACES), default=list(PLACES))
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
+    parser.add_argument("--ablations", nargs="*", choices=ABLATIONS, default=[], help="of the dream rows")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of practice, per cell")
+    parser.add_argument("--real-steps", type=int, help="of practice in reality; sim-to-real: a sixteenth")
+    parser.add_argument("--steps", type=int, help="of practice in the dream")
+    parser.add_argument("--episodes", type=int, default=200, help="of each evaluation")
+    parser.add_argument("--runs", type=Path, default=Path("runs/claim"))
+    parser.add_argument("--results", type=Path, default=Path("results/claim"))
+    parser.add_argument("--table", action="store_true", help="only make table and plot of what is there")
+    chosen = parser.parse_args()
+    for env in chosen.env if not chosen.table else ():
+        budget = Budget(
+            minutes=chosen.minutes,
+            real_steps=chosen.real_steps or PLACES[env].real_steps,
+            steps=chosen.steps or PLACES[env].steps,
+        )
+        for method in chosen.methods:
+            ablations = ["", *(chosen.ablations if method.endswith("-dream") else [])]
+            for ablation in ablations:
+                for seed in chosen.seeds:
+                    cell = Cell(env=env, method=method, seed=seed, ablation=ablation)
+                    measure(cell, chosen.runs, chosen.results, budget, chosen.episodes)
+    told = table(chosen.results)
+    chosen.results.mkdir(parents=True, exist_ok=True)
+    (chosen.results / "table.md").write_text(told + "\n", encoding="utf-8")
+    (chosen.results / "success.svg").write_text(plot(chosen.results), encoding="utf-8")
+    print(told)
+
+
+if __name__ == "__main__":
+    main()
