@@ -139,19 +139,3 @@ def test_without_torch_the_experience_commands_name_the_extra(command: str, tmp_
     )
     assert done.returncode == 4, done.stderr
     assert "pip install 'dreamgym[models]'" in " ".join(done.stderr.split())
-
-
-@pytest.mark.slow
-def test_the_quickstart_collects_stores_retrieves_and_leaves_a_summary(tmp_path: Path) -> None:
-    first = dreamgym("quickstart", "--episodes", 6, "--out", tmp_path / "run", seconds=300)
-    assert first.returncode == 0, first.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    assert summary["collect"]["episodes"] == 6
-    assert summary["buffer"]["rows"] > 30_000
-    assert summary["retrieve"]["success"]
-    assert summary["retrieve"]["mean_best_similarity"] > 0.5
-    assert "what the experience model would be shown" in first.stdout
-    again = dreamgym("quickstart", "--episodes", 6, "--out", tmp_path / "run", "--json", seconds=300)
-    told = json.loads(again.stdout)
-    assert told["collect"]["already_there"] == 6
-    assert told["buffer"]["rows"] == summary["buffer"]["rows"]

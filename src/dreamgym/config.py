@@ -215,6 +215,7 @@ class TrainConfig(Section):
     warm_start_matrix_rate: float | None = Field(
         None, gt=0, description="if given, matrices learn by Muon at this rate; 0.02 is usual from scratch"
     )
+    warm_start_exchange: bool = Field(False, description="teach to copy numbers by exchanging them")
     split: str = Field("train", description="which of the tasks are practised")
     tasks_from: Literal["data", "environment"] = Field(
         "data", description="tasks of the trajectories, or new ones of the real environment"
@@ -222,6 +223,7 @@ class TrainConfig(Section):
     task_count: int | None = Field(None, ge=1, description="tasks to practise in all; None for all there are")
     steps: int = Field(100, ge=0, description="passes of the loop")
     real_steps: int | None = Field(None, ge=1, description="stop when so many real steps are used")
+    seconds: float | None = Field(None, gt=0, description="stop when practice has taken so long")
     tasks: int = Field(8, ge=1, description="tasks per step")
     group: int = Field(8, ge=2, description="rollouts of each task (the paper's n)")
     concurrency: int = Field(256, ge=1, description="episodes in flight")
@@ -237,9 +239,7 @@ class TrainConfig(Section):
     keep_groups: int = Field(1, ge=0, description="rollout groups per step kept to be looked at")
     checkpoint_every: int = Field(1, ge=1, description="steps that a crash may cost")
     keep_every: int = Field(10, ge=1, description="steps between policies that are kept for good")
-    evaluate_every: int = Field(
-        0, ge=0, description="steps between evaluations in reality; 0: none (zero real)"
-    )
+    evaluate_every: int = Field(0, ge=0, description="steps between evaluations in reality; 0: none")
     evaluate_split: str = Field("valid_seen", description="split that chooses among the kept policies")
     evaluate_episodes: int = Field(50, ge=1)
     monitors: Literal["stop", "warn", "off"] = Field("stop", description="what a collapse leads to")

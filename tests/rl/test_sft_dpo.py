@@ -76,6 +76,17 @@ async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
     assert await success(model) == 1
 
 
+@pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "as they are"])
+async def test_one_word_shown_teaches_to_copy_any_if_names_are_exchanged(exchanged: bool) -> None:
+    names = [TOKENIZER.get_vocab()[f"Ġ{word}"] for word in WORDS]
+    settings = SFTSettings(steps=120, batch=4, learning_rate=1e-2, warmup=5)
+    model, shown = student(), (await episodes(str))[:1]
+    learner = SFTLearner(model, shown, settings, exchangeable=names if exchanged else ())
+    while not learner.done:
+        learner.step()
+    assert await success(model) == (1 if exchanged else 1 / len(WORDS))
+
+
 @pytest.mark.parametrize("matrix_learning_rate", [None, 0.02], ids=["adamw", "muon"])
 async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped(
     matrix_learning_rate: float | None,

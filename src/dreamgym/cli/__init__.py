@@ -27,7 +27,7 @@ app = typer.Typer(
 
 **A first tour**
 
-    dreamgym quickstart                                   # collect, store, retrieve, and see it
+    dreamgym quickstart                                   # the whole loop, in a quarter of an hour
     dreamgym envs list                                    # which real environments there are
     dreamgym play --env alfworld                          # play one yourself
     dreamgym collect --env alfworld --episodes 50 --out trajectories

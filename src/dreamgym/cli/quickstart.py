@@ -1,160 +1,295 @@
-"""`dreamgym quickstart`: everything there is so far, once, on the embedded default.
+"""`dreamgym quickstart`: the whole loop once, on the embedded default, in a quarter of an hour.
 
-Record real episodes, store them with the shipped ones, play a game in a room nobody has seen, and show which
-past transitions resemble what happens there. Every stage can be interrupted and picks up where it was.
+Real games are recorded, an experience model is taught, an agent imitates recorded successes and then
+practises in the dream alone; before and after it is judged in real rooms that nobody has seen. Every stage
+can be stopped, also by `kill -9`, and goes on when the command is run again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import Progress as Bar
+from rich.progress import TaskID
+from rich.table import Table
 
 from dreamgym.cli import screen
-from dreamgym.cli.buffer import fill_buffer
 from dreamgym.cli.collect import report_table, run_collect, summary
+from dreamgym.cli.dream import need_models
 from dreamgym.cli.options import Json
-from dreamgym.config import CollectConfig, Config, ReplayConfig
-from dreamgym.envs.policies import make_policy
-from dreamgym.envs.registry import open_environment
+from dreamgym.cli.report import write_report
+from dreamgym.config import CollectConfig, Config
 from dreamgym.errors import DreamGymError
-from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.rollout import roll_out
-from dreamgym.types import Demonstration, RetrievalFilter, RolloutFailure, Trajectory, Transition
+from dreamgym.replay.durable import lock_directory, whole_file
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.training.first_run import judged, measured, taught
+from dreamgym.training.plan import DREAMGYM, EXPERIENCE, SFT, SPLIT, USUAL, Plan, Progress, offline, told
+
+if TYPE_CHECKING:
+    from dreamgym.training.beside import TrainingBeside
+
+_NEXT = (
+    "dreamgym play --dream {out}/experience --split valid_unseen     walk around in the dream yourself",
+    "dreamgym data show {out}/dreamgym/trajectories                  read what the agent dreamt",
+    "dreamgym tasks list {out}/dreamgym --generated                  tasks that the curriculum wrote",
+    "dreamgym train --sim-to-real {out}/dreamgym --real-steps 2000   carry the policy on in reality",
+    "docs/guides/experience-model.md                                 the same with your own traces and model",
+)
 
 
 @screen.command
 def quickstart(
-    out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/quickstart"),
-    episodes: Annotated[int, typer.Option(help="real episodes to record", min=1)] = 40,
-    seed: Annotated[int, typer.Option(help="chooses games and policies; 0 made the shipped ones")] = 1,
+    out: Annotated[Path, typer.Option(help="The run's folder; gone on with if it was begun.")] = Path(
+        "runs/quickstart"
+    ),
+    minutes: Annotated[
+        float, typer.Option(help="About how long it may take on 2 idle cores; less of everything in less.")
+    ] = USUAL,
+    seed: Annotated[int, typer.Option(help="Fixes games, weights and every draw.", min=0)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Collect, store, retrieve: see what works, in about a minute.
+    """Record real games, teach an experience model, train an agent in its dream, judge it in reality.
+
+    Everything runs on this machine, with no network and no GPU. Run it again after a stop: it goes on. Leaves
+    summary.json and report.html in its folder; the stages are told in docs/guides/quickstart.md.
 
     Examples:
 
       dreamgym quickstart
 
-      dreamgym quickstart --episodes 200 --seed 3 --out runs/second
+      dreamgym quickstart --minutes 5 --seed 3 --out runs/second
     """
-    config = Config(
-        seed=seed,
-        collect=CollectConfig(episodes=episodes, policy="mix", split="train", out=out / "trajectories"),
-        replay=ReplayConfig(store=str(out / "replay.sqlite")),
-    )
-    clock = time.monotonic
-    result: dict[str, Any] = {"run": str(out), "seed": seed, "seconds": {}}
-
-    _say("1/3  recording real ALFWorld games, made on the spot from the rooms that the wheel ships")
-    began = clock()
-    report = run_collect(config)
-    result["collect"] = summary(report, config)
-    result["seconds"]["collect"] = round(clock() - began, 1)
-    _show(report_table(report, config), as_json)
-
-    _say("2/3  storing them in the replay buffer, with the 1,500 trajectories that ship with the package")
-    began = clock()
-    result["buffer"] = fill_buffer([builtin_dataset(), config.collect.out], config.replay)
-    result["seconds"]["store"] = round(clock() - began, 1)
-
-    _say("3/3  playing a game in an unseen room, and retrieving what resembles each step of it")
-    began = clock()
-    trajectory, found, milliseconds = asyncio.run(_retrieve(config))
-    result["retrieve"] = _retrieval_summary(trajectory, found, milliseconds)
-    result["seconds"]["retrieve"] = round(clock() - began, 1)
-    for table in _retrieval_tables(trajectory, found, result["retrieve"]):
-        _show(table, as_json)
-
-    (out / "summary.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    need_models()
+    plan = Plan.of(minutes, seed)
+    out.mkdir(parents=True, exist_ok=True)
+    with lock_directory(out):
+        run = _Quickstart(out, plan, Progress(out, plan), quiet=as_json)
+        result = run.carry_through()
     if as_json:
         screen.show(result, [], as_json=True)
-    _say(
-        f"Done; {out}/summary.json has the numbers. Next: `dreamgym data show {config.collect.out}`, "
-        f"`dreamgym buffer stats {config.replay.store}`, `dreamgym envs check textworld`, docs/start.md."
-    )
 
 
-async def _retrieve(config: Config) -> tuple[Trajectory, list[list[Demonstration]], float]:
-    """One expert episode on an unseen-room game, and the demonstrations of each of its transitions."""
-    factory = open_environment(config.environment.name, config.environment.options)
-    try:
-        task = (await factory.tasks("valid_unseen", 4, seed=config.seed))[3]
-        played = await roll_out(
-            lambda: factory.make(task),
-            lambda environment: make_policy("expert", environment, seed=config.seed),
-            trajectory_id="quickstart",
-            task=task,
-            seed=config.seed,
+class _Quickstart:
+    """One call of the command."""
+
+    def __init__(self, out: Path, plan: Plan, progress: Progress, *, quiet: bool) -> None:
+        self._out = out
+        self._plan = plan
+        self._progress = progress
+        self._quiet = quiet
+        self._data = offline(out, plan)
+
+    def carry_through(self) -> dict[str, Any]:
+        _say(f"{self._plan.minutes:g} minutes are asked for; on 2 idle cores this takes about", bold=True)
+        for stage, seconds in self._progress.expected().items():
+            _say(f"  {_about(seconds):>8}  {told(stage)}")
+        stages: dict[str, Callable[[], None]] = {
+            "collect": self._collect,
+            "learn": self._learn,
+            "practice": self._practise,
+            "evaluation": self._judge,
+        }
+        for number, (stage, carry_out) in enumerate(stages.items(), 1):
+            if stage in self._progress.results:
+                _say(f"{number}/{len(stages)}  {told(stage)}: done before", bold=True)
+                continue
+            left = self._progress.expected()[stage]
+            _say(f"{number}/{len(stages)}  {told(stage)}: about {_about(left)}", bold=True)
+            carry_out()
+        return self._report()
+
+    def _collect(self) -> None:
+        config = self._plan.collect_config(self._out)
+        with self._progress.timed("collect"):
+            report = run_collect(config)
+        if not report.episodes and not report.already_there:
+            raise DreamGymError(
+                f"no game could be recorded: {dict(report.failures)}; see `dreamgym envs check`"
+            )
+        self._show(report_table(report, config))
+        self._progress.finish("collect", summary(report, config))
+
+    def _learn(self) -> None:
+        """The experience model and the agent's warm start learn side by side, a core for each."""
+        import torch
+
+        from dreamgym.training.beside import TrainingBeside
+
+        done, threads = self._progress.results, torch.get_num_threads()
+        shown: dict[str, tuple[int, int]] = {}
+        with ExitStack() as stack:
+            beside = None
+            if "warm start" not in done:
+                torch.set_num_threads(1)
+                stack.callback(torch.set_num_threads, threads)
+                config = self._plan.warm_start_config(self._out, self._data)
+                told_so_far = shown.__setitem__
+                beside = TrainingBeside(config, lambda what, now, of: told_so_far(what, (now, of)))
+                stack.enter_context(beside)
+            if "experience" not in done:
+                with self._progress.timed("experience") as tick, screen.progress() as bar:
+                    taught = asyncio.run(self._teach(_Bars(bar, beside, shown), tick))
+                self._progress.finish("experience", taught)
+            if "fidelity" not in done:
+                with self._progress.timed("fidelity"):
+                    self._progress.finish("fidelity", self._measure())
+            if beside is not None:
+                with screen.progress() as bar:
+                    bars = _Bars(bar, beside, shown)
+                    while not beside.done:
+                        bars.draw()
+                        beside.wait(0.5)
+                result = beside.result()
+                self._progress.seconds["warm start"] = result["spent"].get("warm_start_seconds", 0.0)
+                self._progress.finish("warm start", result)
+        self._progress.finish("learn", {})
+
+    async def _teach(self, bars: _Bars, tick: Callable[[], None]) -> dict[str, Any]:
+        steps = self._plan.experience_steps
+
+        def tell(done: int, loss: float) -> None:
+            tick()
+            bars.draw(done, steps, f"loss {loss:.3f}")
+
+        return await taught(self._plan.experience_config(), self._data, self._out / EXPERIENCE, tell)
+
+    def _measure(self) -> dict[str, Any]:
+        """How faithful the dream is, on a few real episodes of unseen rooms."""
+        run = self._out / EXPERIENCE
+        real = CollectConfig(
+            episodes=self._plan.fidelity_episodes, split=SPLIT, out=run / "real", policy="mix"
         )
-    finally:
-        await factory.aclose()
-    if isinstance(played, RolloutFailure):
-        raise DreamGymError(f"the game could not be played ({played.kind}): {played.message}")
-    with ReplayBuffer.open(config.replay.store) as buffer:
-        keys = await buffer.embed([(t.state.text, t.action) for t in played.transitions])
-        wanted = RetrievalFilter(environment=task.environment, source="real", exclude_task=task.id)
-        began = time.perf_counter()
-        found = await buffer.nearest(keys, k=config.replay.k, filters=[wanted] * len(keys))
-        return played, found, 1000 * (time.perf_counter() - began) / len(keys)
+        run_collect(Config(seed=self._plan.seed, collect=real))
+        found = list(read_trajectories(real.out))
+        with screen.progress() as bar:
+            bars: dict[str, TaskID] = {}
+
+            def tell(stage: str, done: int, total: int) -> None:
+                if stage not in bars:
+                    bars[stage] = bar.add_task(stage, total=total, note="")
+                bar.update(bars[stage], completed=done)
+
+            return asyncio.run(measured(run, found, seed=self._plan.seed, on_stage=tell))
+
+    def _practise(self) -> None:
+        from dreamgym.training.train import Told, train
+
+        left = self._progress.left_for("practice")
+        config = self._plan.practice_config(self._out, self._data, left)
+        with self._progress.timed("practice") as tick, screen.progress() as bar:
+            jobs: dict[str, TaskID] = {}
+
+            def tell(now: Told) -> None:
+                tick()
+                for warning in now.warnings:
+                    _say(f"warning: {warning}")
+                if now.stage not in jobs:
+                    jobs[now.stage] = bar.add_task(now.stage, total=now.total, note="")
+                note = f"success {now.row['success']:.0%} in the dream" if "success" in now.row else ""
+                bar.update(jobs[now.stage], completed=now.done, note=note)
+
+            result = asyncio.run(train(config, on_progress=tell))
+        self._progress.finish("practice", result)
+
+    def _judge(self) -> None:
+        with self._progress.timed("evaluation") as tick, screen.progress() as bar:
+            job = bar.add_task("playing", total=2 * self._plan.evaluation_episodes, note="")
+
+            def tell() -> None:
+                tick()
+                bar.advance(job)
+
+            result = asyncio.run(judged(self._out, self._plan, tell))
+        self._progress.finish("evaluation", result)
+
+    def _report(self) -> dict[str, Any]:
+        page = self._out / "report.html"
+        with self._progress.timed("report"):
+            write_report([self._out / name for name in (SFT, DREAMGYM, EXPERIENCE)], page, self._data, 100)
+        result = self._progress.summary(self._out, self._data) | {"report": str(page)}
+        with whole_file(self._out / "summary.json") as file:
+            file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        for table in (_success_table(result), _difference_table(result), _spent_table(result)):
+            self._show(table)
+        _say(f"report: {page} (open it in a browser); numbers: {self._out / 'summary.json'}", bold=True)
+        for line in _NEXT:
+            _say(f"  {line.format(out=self._out)}")
+        return result
+
+    def _show(self, table: Table) -> None:
+        if not self._quiet:
+            screen.out.print(table)
 
 
-def _retrieval_summary(
-    trajectory: Trajectory, found: list[list[Demonstration]], milliseconds: float
-) -> dict[str, Any]:
-    best = [demonstrations[0].similarity for demonstrations in found]
-    return {
-        "task": trajectory.task.id,
-        "instruction": trajectory.task.instruction,
-        "steps": len(trajectory),
-        "success": trajectory.success,
-        "mean_best_similarity": round(sum(best) / len(best), 3),
-        "milliseconds_per_query": round(milliseconds, 2),
-    }
+class _Bars:
+    """How far teaching here and the warm start beside it are."""
+
+    def __init__(self, bar: Bar, beside: TrainingBeside | None, shown: Mapping[str, tuple[int, int]]) -> None:
+        self._bar = bar
+        self._beside = beside
+        self._shown = shown
+        self._jobs: dict[str, TaskID] = {}
+
+    def draw(self, done: int | None = None, total: int = 0, note: str = "") -> None:
+        if done is not None:
+            self._update("experience model", done, total, note)
+        if self._beside is not None:
+            self._beside.wait()
+            if "warm start" in self._shown:
+                self._update("warm start beside it", *self._shown["warm start"], "")
+
+    def _update(self, name: str, done: int, total: int, note: str) -> None:
+        if name not in self._jobs:
+            self._jobs[name] = self._bar.add_task(name, total=total, note=note)
+        self._bar.update(self._jobs[name], completed=done, note=note)
 
 
-def _retrieval_tables(
-    trajectory: Trajectory, found: list[list[Demonstration]], numbers: dict[str, Any]
-) -> list[Any]:
-    steps = screen.table(
-        f"unseen room: {trajectory.task.instruction} "
-        f"({numbers['milliseconds_per_query']} ms a query, {len(trajectory)} at once)",
-        *("action in the unseen room", "nearest action in the buffer", "similarity"),
-        rows=[
-            (transition.action, nearest[0].transition.action, f"{nearest[0].similarity:.2f}")
-            for transition, nearest in zip(trajectory.transitions, found, strict=True)
-        ],
+def _success_table(result: Mapping[str, Any]) -> Table:
+    meaning = {SFT: "after imitation", DREAMGYM: "after practice in the dream"}
+    rows = []
+    for name, found in result["policies"].items():
+        low, high = found["interval"]
+        shown = "–" if found["success"] is None else f"{found['success']:.1%} [{low:.1%}, {high:.1%}]"
+        rows.append((name, meaning[name], found["episodes"], shown))
+    title = f"real success in unseen rooms ({SPLIT})"
+    return screen.table(title, "policy", "", "episodes", "success [95%]", rows=rows)
+
+
+def _difference_table(result: Mapping[str, Any]) -> Table:
+    found, told_apart = result["difference"], "–"
+    if found["difference"]["value"] is not None:
+        value, low, high = (100 * found["difference"][name] for name in ("value", "low", "high"))
+        told_apart = f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    return screen.table(
+        f"{DREAMGYM} against {SFT}, paired by episode",
+        *("difference [95%]", f"only {DREAMGYM}", f"only {SFT}", "p (McNemar)"),
+        rows=[(told_apart, found["first_only"], found["second_only"], f"{found['p_value']:.4f}")],
     )
-    shown = min(range(len(found)), key=lambda number: found[number][0].similarity)
-    transition = trajectory.transitions[shown]
-    demonstrations = screen.table(
-        f"what the experience model would be shown for {transition.action!r}",
-        *("", "state", "action", "next state"),
-        rows=[
-            ("real", *_texts(transition)),
-            *((f"{each.similarity:.2f}", *_texts(each.transition)) for each in found[shown]),
-        ],
-    )
-    return [steps, demonstrations]
 
 
-def _texts(transition: Transition) -> tuple[str, str, str]:
-    return _cut(transition.state.text), transition.action, _cut(transition.outcome.next_state.text)
+def _spent_table(result: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            told(stage),
+            _about(spent["seconds"]),
+            f"{spent['real_steps']:,}",
+            f"{spent['synthetic_steps']:,}",
+        )
+        for stage, spent in result["stages"].items()
+    ]
+    title = f"what it took: {_about(result['seconds'])}; the warm start ran beside the experience model"
+    return screen.table(title, "stage", "time", "real steps", "synthetic steps", rows=rows)
 
 
-def _cut(text: str, limit: int = 160) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"
+def _about(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
 
 
-def _say(text: str) -> None:
-    screen.err.print(screen.visible(text, "bold"))
-
-
-def _show(table: Any, as_json: bool) -> None:
-    if not as_json:
-        screen.out.print(table)
+def _say(text: str, *, bold: bool = False) -> None:
+    screen.err.print(screen.visible(text, "bold" if bold else ""), soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,9 @@ from dreamgym.replay.durable import whole_file
 from dreamgym.report.episodes import recorded
 from dreamgym.report.figures import Sheet, as_json, cost_sheet, evaluation_sheet, overview, turned
 from dreamgym.report.files import Problems, visible
-from dreamgym.report.gather import find_runs, read_run
+from dreamgym.report.gather import Run, find_runs, read_run
 from dreamgym.report.page import page
+from dreamgym.types import Trajectory
 
 _ABREAST = 4
 """Runs beside one another in a terminal."""
@@ -52,13 +54,7 @@ def report_command(
 
       dreamgym report runs --json
     """
-    found = [read_run(name, path, episodes=episodes) for name, path in find_runs(runs)]
-    tasks = {each.task.id for run in found for each in run.kept.episodes}
-    problems = Problems()
-    paths = [dataset_path(each) for each in trajectories or ()]
-    beside = recorded(paths, tasks, episodes, problems)
-    with whole_file(out) as file:
-        file.write_text(page(found, beside), encoding="utf-8")
+    found, beside, problems = write_report(runs, out, trajectories or (), episodes)
     unread = problems.count + sum(run.problems.count for run in found)
     result = {"report": str(out), "runs": as_json(found), "recorded": len(beside), "problems": unread}
     sides = [turned(overview(found[start : start + _ABREAST])) for start in range(0, len(found), _ABREAST)]
@@ -68,6 +64,20 @@ def report_command(
         screen.err.print(f"{unread} places could not be read; the page says which", markup=False)
     if not as_json_document:
         screen.err.print(f"report: {out}", markup=False, soft_wrap=True)
+
+
+def write_report(
+    runs: Sequence[Path], out: Path, trajectories: Sequence[str], episodes: int
+) -> tuple[list[Run], list[Trajectory], Problems]:
+    """Write the page; returns the runs that it shows, the recorded episodes beside them, and what of those
+    could not be read."""
+    found = [read_run(name, path, episodes=episodes) for name, path in find_runs(runs)]
+    tasks = {each.task.id for run in found for each in run.kept.episodes}
+    problems = Problems()
+    beside = recorded([dataset_path(each) for each in trajectories], tasks, episodes, problems)
+    with whole_file(out) as file:
+        file.write_text(page(found, beside), encoding="utf-8")
+    return found, beside, problems
 
 
 def _table(sheet: Sheet) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dreamgym.errors import ConfigError
 from dreamgym.rl.scoring import Scores
-from dreamgym.rl.strips import cut
+from dreamgym.rl.strips import Strip, cut
 from dreamgym.rl.updater import Updater, UpdateSettings, Updating, same_settings
 from dreamgym.types import Trajectory
 
@@ -31,6 +31,9 @@ class SFTSettings(UpdateSettings):
     """Trajectories per weight change."""
     warmup: int = 10
     falling_share: float = 0.5
+    exchanged: float = 0.7
+    """Share of trajectories whose exchangeable names are exchanged: names as they really come must be seen,
+    too."""
 
 
 class SFTLearner:
@@ -42,17 +45,22 @@ class SFTLearner:
         trajectories: Sequence[Trajectory],
         settings: SFTSettings,
         *,
+        exchangeable: Sequence[int] = (),
         updating: Updating = nullcontext,
     ) -> None:
         """
         Args:
             trajectories: those worth imitating, with tokens; failures are the caller's to leave out.
+            exchangeable: tokens of names that mean nothing by themselves, such as the number of a drawer.
+                They are exchanged for each other at random, the same way throughout an episode, so that the
+                model must copy what it reads and cannot learn by heart where things are.
         """
         if not trajectories:
             raise ConfigError("expected at least one trajectory to learn from, got none")
         self.settings = settings
         self._updater = Updater(model, settings, updating=updating)
         self._strips = cut(trajectories)
+        self._exchangeable = sorted(exchangeable)
         self.steps = 0
 
     @property
@@ -71,11 +79,27 @@ class SFTLearner:
             total += float(loss.detach())
             return loss
 
-        norm = self._updater.apply(
-            self._strips.of(members), loss_of, rate=schedule(self.steps, self.settings)
-        )
+        strips = [strip for place, member in enumerate(members) for strip in self._exchanged(place, member)]
+        norm = self._updater.apply(strips, loss_of, rate=schedule(self.steps, self.settings))
         self.steps += 1
         return {"loss": total, "gradient_norm": norm, "tokens": tokens}
+
+    def _exchanged(self, place: int, member: int) -> list[Strip]:
+        """The strips of a trajectory, with other names or as they are; a batch may hold it twice."""
+        strips = self._strips.of_trajectory[member]
+        chance = Random(f"{self.settings.seed}/{self.steps}/{place}/names")
+        if len(self._exchangeable) < 2 or chance.random() >= self.settings.exchanged:
+            return strips
+        shuffled = chance.sample(self._exchangeable, len(self._exchangeable))
+        other = dict(zip(self._exchangeable, shuffled, strict=True))
+        return [
+            replace(
+                strip,
+                tokens=[other.get(token, token) for token in strip.tokens],
+                targets=[other.get(token, token) for token in strip.targets],
+            )
+            for strip in strips
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         return {"settings": asdict(self.settings), "steps": self.steps, **self._updater.state_dict()}

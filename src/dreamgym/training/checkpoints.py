@@ -31,8 +31,8 @@ EXPORT, SUMMARY, CHOSEN = "policy", "summary.json", "chosen.json"
 _MAY_CHANGE = frozenset(
     {
         *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens"),
-        *("train.out", "train.steps", "train.real_steps", "train.concurrency", "train.retries"),
-        *("train.keep_every", "train.keep_groups", "train.monitors"),
+        *("train.out", "train.steps", "train.real_steps", "train.seconds", "train.concurrency"),
+        *("train.retries", "train.keep_every", "train.keep_groups", "train.monitors"),
         *("train.patience", "train.failure_limit", "train.failure_pause", "train.episode_seconds"),
         *("train.evaluate_every", "train.evaluate_split", "train.evaluate_episodes"),
     }

@@ -64,6 +64,12 @@ class Ledger:
             return None
         return max(0.0, self.config.real_steps - self.spent.get("real_steps", 0))
 
+    @property
+    def late(self) -> bool:
+        """Whether practice has taken the seconds that it was given; evaluations do not count."""
+        taken = self.spent.get("rollout_seconds", 0.0) + self.spent.get("update_seconds", 0.0)
+        return self.config.seconds is not None and taken >= self.config.seconds
+
     async def keep(self, row: Row, groups: Sequence[RolloutGroup]) -> None:
         """Keep what a step has left; at a checkpoint, all that the next step depends on."""
         self.log.append(row | {"spent": dict(self.spent)})

@@ -56,6 +56,8 @@ class Loop:
                     self.on_step(row, self.monitors.watch_gap(row))
                 if ledger.real_left == 0:
                     return f"{ledger.spent['real_steps']:.0f} real steps are used"
+                if ledger.late:
+                    return f"{config.seconds:g} seconds of practice are used"
                 if ledger.done >= config.steps:
                     return f"{ledger.done} steps are done"
                 await self._step()

@@ -29,6 +29,7 @@ from dreamgym.training.checkpoints import (
     METRICS,
     SUMMARY,
     TRAJECTORIES,
+    WARM_START,
     RunFolder,
     named_policy,
     read_config,
@@ -47,7 +48,7 @@ from dreamgym.training.predictions import PREDICTIONS, PredictionLog
 from dreamgym.training.preference import prefer
 from dreamgym.training.student import PREFIX
 from dreamgym.training.task_list import TaskList
-from dreamgym.training.warm_start import warm_start
+from dreamgym.training.warm_start import seconds_of, warm_start
 from dreamgym.training.world import Given, World, open_world
 from dreamgym.types import Task, Trajectory
 
@@ -219,6 +220,8 @@ class _Run:
             else None,
         )
         await ledger.resume()
+        if (begun := self._folder.load(WARM_START)) is not None:
+            ledger.spent["warm_start_seconds"] = seconds_of(begun)
         dreaming = chosen.world == "dream"
         groups = self._groups()
         loop = Loop(

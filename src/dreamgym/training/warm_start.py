@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dreamgym.config import Config
@@ -53,11 +54,17 @@ async def warm_start(
             micro_tokens=config.learner.micro_tokens,
             seed=config.seed,
         ),
+        exchangeable=policy.numbers if chosen.warm_start_exchange else (),
         updating=policy.served.updating,
     )
     state = folder.load(WARM_START)
     if state is not None:
         learner.load_state_dict(state)
+    began = time.perf_counter() - seconds_of(state)
+
+    def keep() -> None:
+        folder.save(WARM_START, learner.state_dict() | {"seconds": time.perf_counter() - began})
+
     with MetricsLog(folder.path / METRICS) as log:
         try:
             while not learner.done:
@@ -66,7 +73,12 @@ async def warm_start(
                     log.append({"kind": "warm start", "step": learner.steps, "lessons": len(lessons), **row})
                     on_update(learner.steps, row)
                 if learner.steps % _KEPT_EVERY == 0:
-                    folder.save(WARM_START, learner.state_dict())
+                    keep()
                 await asyncio.sleep(0)  # where Ctrl-C gets through
         finally:
-            folder.save(WARM_START, learner.state_dict())
+            keep()
+
+
+def seconds_of(state: Mapping[str, Any] | None) -> float:
+    """What a kept warm start has taken, up to when it was kept; preparations apart."""
+    return float(state.get("seconds", 0.0)) if state is not None else 0.0

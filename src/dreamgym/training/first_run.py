@@ -1,0 +1,112 @@
+"""Teaching, measuring and judging as the quickstart does: by default in everything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dreamgym.config import Config
+from dreamgym.envs.registry import find_environment, open_environment
+from dreamgym.experience.reward import SheetCheck
+from dreamgym.replay.builtin import dataset_path
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.training.checkpoints import write_text
+from dreamgym.training.evaluate import EvaluationSettings, compare, evaluate
+from dreamgym.training.fidelity import FidelitySettings, OnStage, drift_svg, markdown_table, measure_fidelity
+from dreamgym.training.plan import DREAMGYM, SFT, SPLIT, Plan
+from dreamgym.training.policy import opened_policy
+from dreamgym.training.teachers import choose_teacher
+from dreamgym.types import Trajectory
+
+
+async def taught(
+    config: Config, data: Sequence[str], out: Path, on_update: Callable[[int, float], None]
+) -> dict[str, Any]:
+    """Teach an experience model in `out`, or go on with it.
+
+    Args:
+        on_update: takes the updates done, and the loss.
+    """
+    from dreamgym.training.teach import teach
+
+    sources = [dataset_path(name) for name in data]
+    recorded = [each for source in sources for each in read_trajectories(source)]
+    spec = find_environment(config.environment.name)
+    teacher = await choose_teacher(None, spec, recorded, default_annotations=out / "annotations")
+    found = await teach(
+        config,
+        sources,
+        teacher,
+        out,
+        actor=spec.actor,
+        on_progress=lambda progress: on_update(progress.step, progress.loss),
+    )
+    return {"steps": found.step, "loss": found.loss, "agreement": found.agreement}
+
+
+async def measured(
+    run: Path, trajectories: Sequence[Trajectory], *, seed: int, on_stage: OnStage
+) -> dict[str, Any]:
+    """Fidelity on these real trajectories: whole in the run's folder, as `experience eval` leaves it, and in
+    short."""
+    from dreamgym.training.student import hush
+    from dreamgym.training.teach import TaughtRun, load_experience_model, own_memory
+
+    hush()
+    name = TaughtRun.read(run).environment or Config().environment.name
+    spec = find_environment(name)
+    teacher = await choose_teacher(None, spec, trajectories, default_annotations=run / "annotations")
+    factory = open_environment(name, {})
+    try:
+        with own_memory(run) as memory:
+            model = load_experience_model(
+                run,
+                rewarder=SheetCheck(spec.goal_met) if spec.goal_met is not None else None,
+                memory=memory,
+                refusals=spec.refusals,
+            )
+            settings = FidelitySettings(seed=seed)
+            found = await measure_fidelity(
+                model, teacher, trajectories, factory=factory, settings=settings, on_stage=on_stage
+            )
+    finally:
+        await factory.aclose()
+    asked = {"reward": "sheet" if spec.goal_met is not None else "model", "seed": seed, "without": []}
+    write_text(run / "fidelity.json", json.dumps({**found.to_dict(), "asked": asked}, indent=2) + "\n")
+    write_text(run / "fidelity.md", markdown_table(found))
+    write_text(run / "drift.svg", drift_svg(found.drift))
+    back = found.dream_to_real
+    return {
+        "episodes": found.episodes,
+        "recorded_steps": sum(map(len, trajectories)),
+        "next_state_exact": found.steps.next_state_exact.to_dict(),
+        "success_agreement": found.steps.success.agreement.to_dict(),
+        "real_to_dream": found.real_to_dream.share.to_dict(),
+        "dream_to_real": back.share.to_dict() if back is not None else None,
+    }
+
+
+async def judged(out: Path, plan: Plan, on_episode: Callable[[], None]) -> dict[str, Any]:
+    """Both policies on the same real episodes; each result is left with its run, as `dreamgym evaluate` does.
+
+    Returns:
+        That of the policy which practised, with the comparison and the other one's result in it.
+    """
+    settings = EvaluationSettings(split=SPLIT, episodes=plan.evaluation_episodes, seed=plan.seed)
+    found = []
+    factory = open_environment(Config().environment.name, {})
+    try:
+        for name in (str(out / DREAMGYM), f"{out / SFT}@0"):
+            async with opened_policy(name) as (policy, called):
+                members = policy.members(called, temperature=policy.config.evaluation_temperature)
+                found.append(await evaluate(factory, members, settings, policy=called, on_episode=on_episode))
+    finally:
+        await factory.aclose()
+    after, before = (each.to_dict() for each in found)
+    comparison = {"against": before["policy"], **compare(found[0], found[1]).to_dict()}
+    result = after | {"comparison": comparison, "other": before}
+    for run, kept in ((SFT, before), (DREAMGYM, result)):
+        write_text(out / run / "evaluations" / f"quickstart-{SPLIT}.json", json.dumps(kept, indent=2) + "\n")
+    return result

@@ -1,0 +1,314 @@
+"""What the quickstart does in the minutes it is given: how much of each stage, and about how long that takes.
+
+The counts depend on the minutes alone, so the same minutes and seed mean the same work on every machine. Only
+practice, which can stop after any step, also has a limit in seconds: whoever has a slow machine gets less
+practice and still an evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from dreamgym.config import CollectConfig, Config, ExperienceConfig, validate
+from dreamgym.errors import ConfigError, DataError
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.durable import whole_file
+from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
+
+USUAL = 15.0
+"""Minutes that the full plan is made for, on 2 idle cores."""
+STAGES = {
+    "collect": "recording real games, made on the spot",
+    "learn": "teaching the experience model and, beside it, the agent's warm start",
+    "experience": "teaching the experience model",
+    "fidelity": "measuring it against reality",
+    "warm start": "imitating recorded successes (SFT)",
+    "practice": "practising in the dream: GRPO with the curriculum, no real step",
+    "evaluation": "judging both policies in real, unseen rooms",
+    "report": "writing the report",
+}
+"""What each stage does; `learn` is the three that follow it."""
+SPLIT = "valid_unseen"
+SFT, DREAMGYM = "sft", "dreamgym"
+"""The two policies: after imitation, and after practice in the dream."""
+FRESH, SHIPPED, EXPERIENCE = "trajectories", "shipped", "experience"
+_SHIPPED = 1500
+_IN_LINE = ("collect", "experience", "fidelity", "practice", "evaluation", "report")
+"""Stages that take time one after another; the warm start runs beside the second."""
+_MEASURED = ("collect", "experience", "fidelity")
+_COMPARED = ("difference", "first_only", "second_only", "p_value")
+_KEPT_EVERY = 5.0
+"""Seconds of a stage that a `kill -9` may leave uncounted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much of everything."""
+
+    minutes: float
+    seed: int
+    episodes: int
+    """Real episodes that are recorded."""
+    shipped: int
+    """Trajectories of the package that are learnt from besides."""
+    experience_steps: int
+    fidelity_episodes: int
+    warm_start_steps: int
+    steps: int
+    tasks: int
+    group: int
+    horizon: int
+    evaluation_episodes: int
+
+    @classmethod
+    def of(cls, minutes: float, seed: int) -> Plan:
+        """
+        >>> Plan.of(15, 0).evaluation_episodes, Plan.of(2, 0).evaluation_episodes
+        (150, 14)
+        """
+        if not minutes > 0:
+            raise ConfigError(f"expected --minutes above 0, got {minutes:g}")
+        share: float = min(1.0, minutes / USUAL) ** 1.2
+        more = max(1.0, minutes / USUAL)
+
+        def of(usual: int, least: int) -> int:
+            return max(least, round(usual * share * more))
+
+        return cls(
+            minutes=minutes,
+            seed=seed,
+            episodes=of(60, 4),
+            shipped=min(_SHIPPED, of(_SHIPPED, 24)),
+            experience_steps=of(500, 4),
+            fidelity_episodes=of(20, 2),
+            warm_start_steps=of(400, 4),
+            steps=of(30, 2),
+            tasks=min(8, of(8, 2)),
+            group=min(8, of(8, 2)),
+            horizon=min(30, of(30, 6)),
+            evaluation_episodes=of(150, 4),
+        )
+
+    def collect_config(self, out: Path) -> Config:
+        collected = CollectConfig(episodes=self.episodes, policy="mix", split="train", out=out / FRESH)
+        return Config(seed=self.seed, collect=collected)
+
+    def experience_config(self) -> Config:
+        return Config(seed=self.seed, experience=ExperienceConfig(steps=self.experience_steps))
+
+    def warm_start_config(self, out: Path, data: list[str]) -> Config:
+        """Imitation alone: a run of no steps, whose first policy is what practice begins with."""
+        chosen = {
+            "out": str(out / SFT),
+            "data": data,
+            "world": "real",  # of which no step is taken: it needs no experience model, that is all
+            "remember": False,
+            "steps": 0,
+            "warm_start_steps": self.warm_start_steps,
+            "warm_start_batch": 8,
+            "warm_start_rate": 3e-3,
+            "warm_start_matrix_rate": 0.02,
+            "warm_start_exchange": True,
+        }
+        return self._config(train=chosen)
+
+    def practice_config(self, out: Path, data: list[str], seconds: float) -> Config:
+        chosen = {
+            "out": str(out / DREAMGYM),
+            "data": data,
+            "experience": str(out / EXPERIENCE),
+            # Where first states are known: a model that was taught for minutes tells long ones badly.
+            "worlds": "recorded",
+            "start": f"{out / SFT}@0",
+            "warm_start_steps": 0,
+            "steps": self.steps,
+            "seconds": seconds,
+            "tasks": self.tasks,
+            "group": self.group,
+            "horizon": self.horizon,
+            "monitors": "warn",
+        }
+        return self._config(train=chosen, curriculum={"every": 4})
+
+    def _config(self, **sections: dict[str, Any]) -> Config:
+        agent, learner = {"history": 20}, {"learning_rate": 3e-4, "micro_tokens": 2048}
+        return validate(Config, {"seed": self.seed, "agent": agent, "learner": learner, **sections})
+
+    def seconds_of(self, stage: str) -> float:
+        """What a stage takes on 2 idle cores, as measured: the first estimate."""
+        return {
+            "collect": 5 + 0.35 * self.episodes,
+            "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.65 * self.experience_steps,
+            "fidelity": 5 + 1.5 * self.fidelity_episodes,
+            "warm start": 10 + 0.008 * (self.shipped + self.episodes) + 0.4 * self.warm_start_steps,
+            "practice": 10
+            + 0.015 * (self.shipped + self.episodes)
+            + 0.006 * self.steps * self.tasks * self.group * self.horizon,
+            "evaluation": 10 + 0.5 * self.evaluation_episodes,
+            "report": 3,
+        }[stage]
+
+
+class Tick(Protocol):
+    """Called now and then while a stage goes on."""
+
+    def __call__(self, *, now: bool = False) -> None: ...
+
+
+class Progress:
+    """Which stages are behind us, what they came to, and what each has taken, also before it was stopped."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        """
+        Raises:
+            ConfigError: the folder was begun with another plan.
+            DataError: what it holds cannot be read.
+        """
+        self._path = folder / "stages.json"
+        self.plan = plan
+        self.seconds: dict[str, float] = {}
+        self.results: dict[str, dict[str, Any]] = {}
+        if self._path.exists():
+            self._read()
+        self._write()
+
+    def _read(self) -> None:
+        try:
+            stored = json.loads(self._path.read_text(encoding="utf-8"))
+            begun = {"minutes": float(stored["plan"]["minutes"]), "seed": int(stored["plan"]["seed"])}
+            self.seconds = {str(name): float(taken) for name, taken in stored["seconds"].items()}
+            self.results = {str(name): dict(found) for name, found in stored["results"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{self._path}: expected the stages of a quickstart, {error!r}") from None
+        for name, value in begun.items():
+            asked = getattr(self.plan, name)
+            if value != asked:
+                raise ConfigError(
+                    f"{self._path.parent} was begun with --{name} {value:g}, now {asked:g} is asked for; "
+                    "choose another folder (--out), or the same to go on"
+                )
+        if stored["plan"] != asdict(self.plan):
+            raise ConfigError(
+                f"{self._path.parent} was begun by another version, with another plan; choose another --out"
+            )
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[Tick]:
+        """Counts the seconds of the block; the function that it gives keeps the count, now and then."""
+        before, began = self.seconds.get(stage, 0.0), time.perf_counter()
+        kept = began
+
+        def tick(*, now: bool = False) -> None:
+            nonlocal kept
+            self.seconds[stage] = before + time.perf_counter() - began
+            if now or time.perf_counter() - kept > _KEPT_EVERY:
+                kept = time.perf_counter()
+                self._write()
+
+        try:
+            yield tick
+        finally:
+            tick(now=True)
+
+    @property
+    def pace(self) -> float:
+        """How much longer stages took than on the machine that the plan was measured on; 1 at first."""
+        known = [stage for stage in _MEASURED if stage in self.results]
+        expected = sum(map(self.plan.seconds_of, known))
+        return sum(self.seconds.get(stage, 0.0) for stage in known) / expected if expected else 1.0
+
+    def expected(self) -> dict[str, float]:
+        """Seconds that each stage which is not behind us will take, by the pace so far."""
+        found: dict[str, float] = {}
+        for stage in ("collect", "learn", "practice", "evaluation"):
+            parts = ("experience", "fidelity") if stage == "learn" else (stage,)
+            left = sum(self.plan.seconds_of(part) for part in parts if part not in self.results)
+            if stage not in self.results:
+                found[stage] = max(0.0, left * self.pace - sum(self.seconds.get(p, 0.0) for p in parts))
+        return found
+
+    def left_for(self, stage: str) -> float:
+        """Seconds of the minutes asked for that practice may take, so that evaluation still fits."""
+        taken = sum(self.seconds.get(name, 0.0) for name in _IN_LINE)
+        after = self.pace * (self.plan.seconds_of("evaluation") + self.plan.seconds_of("report"))
+        begun = self.seconds.get(stage, 0.0)
+        return max(1.0, 60 * self.plan.minutes - (taken - begun) - after)
+
+    def summary(self, out: Path, data: Sequence[str]) -> dict[str, Any]:
+        """What stands in `summary.json`."""
+        found = self.results
+        after, practice = found["evaluation"], found["practice"]
+        before = after["other"]
+        real = {
+            "collect": _steps(out / FRESH),
+            "fidelity": int(found["fidelity"]["recorded_steps"]),
+            "evaluation": after["real_steps"] + before["real_steps"],
+        }
+        dreamt = {"practice": int(practice["spent"].get("synthetic_steps", 0))}
+        return {
+            "out": str(out),
+            "seed": self.plan.seed,
+            "minutes": self.plan.minutes,
+            "plan": asdict(self.plan),
+            "data": list(data),
+            "policies": {SFT: _policy(before), DREAMGYM: _policy(after)},
+            "difference": {name: after["comparison"][name] for name in _COMPARED},
+            "fidelity": found["fidelity"] | {"agreement": found["experience"]["agreement"]},
+            "practice": {"steps": practice["steps"], "ended": practice["ended"]},
+            "stages": {
+                stage: {
+                    "seconds": round(self.seconds.get(stage, 0.0), 1),
+                    "real_steps": real.get(stage, 0),
+                    "synthetic_steps": dreamt.get(stage, 0),
+                }
+                for stage in STAGES
+                if stage != "learn"
+            },
+            "seconds": round(sum(self.seconds.get(name, 0.0) for name in _IN_LINE), 1),
+        }
+
+    def finish(self, stage: str, result: Mapping[str, Any]) -> None:
+        self.results[stage] = dict(result)
+        self._write()
+
+    def _write(self) -> None:
+        told = {"plan": asdict(self.plan), "seconds": self.seconds, "results": self.results}
+        with whole_file(self._path) as file:
+            file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def told(stage: str) -> str:
+    return STAGES[stage]
+
+
+def offline(out: Path, plan: Plan) -> list[str]:
+    """The trajectories to learn from: those recorded now, and as many of the shipped ones as planned."""
+    if plan.shipped >= _SHIPPED:
+        return [str(out / FRESH), "builtin:alfworld"]
+    folder = out / SHIPPED
+    with TrajectoryWriter(folder) as writer:
+        if len(writer.ids) < plan.shipped:
+            writer.append(list(islice(read_trajectories(builtin_dataset()), plan.shipped)))
+    return [str(out / FRESH), str(folder)]
+
+
+def _policy(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    success = evaluation["success"]
+    return {
+        "success": success["value"],
+        "interval": [success["low"], success["high"]],
+        "episodes": success["count"],
+        "policy": evaluation["policy"],
+        "split": evaluation["split"],
+    }
+
+
+def _steps(folder: Path) -> int:
+    return sum(len(each) for each in read_trajectories(folder))

@@ -1,0 +1,119 @@
+"""The quickstart, really carried through on a budget of seconds: what it leaves, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import INTERRUPTIBLE, dreamgym
+from dreamgym.errors import ConfigError, DataError
+from dreamgym.training.plan import Plan, Progress
+
+SECONDS = 0.1
+"""Of a minute: the least of everything."""
+
+
+def kept(folder: Path) -> Any:
+    return json.loads((folder / "stages.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_a_quickstart_that_was_killed_goes_on_and_leaves_all_it_promises(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["quickstart", "--minutes", str(SECONDS), "--seed", "3", "--out", str(out)]
+    begun = subprocess.Popen([*INTERRUPTIBLE, *words], stderr=subprocess.DEVNULL)
+    while not (out / "stages.json").exists() or "collect" not in kept(out)["results"]:
+        assert begun.poll() is None, "it ended before it could be killed"
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGKILL)
+    begun.wait()
+    before = kept(out)["results"]["collect"]
+
+    done = dreamgym(*words, "--json", seconds=300)
+    assert done.returncode == 0, done.stderr
+    assert "done before" in done.stderr
+    assert kept(out)["results"]["collect"] == before
+    found = json.loads(done.stdout)
+    assert found == json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    for name in ("sft", "dreamgym"):
+        policy = found["policies"][name]
+        low, high = policy["interval"]
+        assert low <= policy["success"] <= high
+        assert policy["episodes"] == found["plan"]["evaluation_episodes"]
+    assert found["difference"]["difference"]["count"] == found["plan"]["evaluation_episodes"]
+    assert found["fidelity"]["next_state_exact"]["count"] > 0
+    stages = found["stages"]
+    assert stages["practice"]["real_steps"] == 0 < stages["practice"]["synthetic_steps"]
+    assert min(stages[name]["real_steps"] for name in ("collect", "fidelity", "evaluation")) > 0
+    assert all(stage["seconds"] > 0 for stage in stages.values())
+    assert "<html" in (out / "report.html").read_text(encoding="utf-8")
+
+    again = dreamgym(*words, seconds=60)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("done before") == 4
+    assert "success [95%]" in again.stdout
+
+
+def test_more_minutes_mean_more_of_everything_and_never_less() -> None:
+    plans = [Plan.of(minutes, 0) for minutes in (0.1, 1, 5, 15, 60)]
+    for less, more in pairwise(plans):
+        assert less.experience_steps < more.experience_steps
+        assert less.warm_start_steps < more.warm_start_steps
+        assert less.evaluation_episodes < more.evaluation_episodes
+        assert less.steps <= more.steps
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("nan")])
+def test_minutes_that_are_none_are_refused(minutes: float) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        Plan.of(minutes, 0)
+
+
+def test_a_folder_of_another_seed_or_budget_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    Progress(tmp_path, Plan.of(2, 0)).finish("collect", {"episodes": 4})
+    before = (tmp_path / "stages.json").read_bytes()
+    with pytest.raises(ConfigError, match="--seed 0, now 1"):
+        Progress(tmp_path, Plan.of(2, 1))
+    with pytest.raises(ConfigError, match="--minutes 2, now 3"):
+        Progress(tmp_path, Plan.of(3, 0))
+    assert (tmp_path / "stages.json").read_bytes() == before
+    assert Progress(tmp_path, Plan.of(2, 0)).results["collect"] == {"episodes": 4}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {"minutes": "x", "seed": 0}}', "[" * 100_000])
+def test_damaged_stages_are_told_and_not_guessed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stages.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match="stages of a quickstart"):
+        Progress(tmp_path, Plan.of(2, 0))
+
+
+def _interrupted(progress: Progress) -> None:
+    with progress.timed("collect"):
+        time.sleep(0.02)
+        raise KeyboardInterrupt
+
+
+def test_seconds_of_a_stage_add_up_over_stops(tmp_path: Path) -> None:
+    plan = Plan.of(2, 0)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(Progress(tmp_path, plan))
+    assert Progress(tmp_path, plan).seconds["collect"] >= 0.04
+
+
+def test_a_slow_machine_gets_less_practice_and_still_an_evaluation(tmp_path: Path) -> None:
+    progress = Progress(tmp_path, Plan.of(15, 0))
+    usual = progress.left_for("practice")
+    for stage in ("collect", "experience", "fidelity"):
+        progress.seconds[stage] = 1.5 * progress.plan.seconds_of(stage)
+        progress.finish(stage, {})
+    assert progress.pace == pytest.approx(1.5)
+    left = 15 * 60 - sum(progress.seconds.values())
+    assert progress.left_for("practice") < min(usual, left - 1.5 * progress.plan.seconds_of("evaluation")) + 1
