@@ -142,7 +142,7 @@ def test_a_run_that_needs_demonstrations_says_so_without_a_buffer(
     ("words", "message"),
     [
         (["--reward", "sheet"], "belong to --dream"),
-        (["--dream", "RUN", "--reward", "judge"], "expected --reward model, or sheet"),
+        (["--dream", "RUN", "--reward", "judge"], "expected --reward model, sheet"),
         (["--dream", "nowhere"], "expected the folder of an experience model"),
         (["--dream", "RUN", "--trajectories", "DATA", "--task", "99"], "hold 4 tasks of environment"),
         (

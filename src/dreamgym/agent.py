@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import LanguageModel
 from dreamgym.types import (
@@ -32,7 +33,7 @@ from dreamgym.types import (
     history,
 )
 
-_LONGEST_ACTION = 500
+LONGEST_ACTION = 500
 """Characters of an action; a model that does not stop must not fill the world's memory."""
 _THOUGHT = re.compile(r"\A(?P<thought>.*?)\baction:(?P<action>.*)\Z")
 
@@ -56,6 +57,19 @@ class AgentSettings:
     """Of a reply."""
     temperature: float = 1.0
     top_p: float = 1.0
+
+    @classmethod
+    def of(cls, config: AgentConfig, *, temperature: float | None = None) -> AgentSettings:
+        """As a configuration says; `temperature` instead of the one for practice."""
+        return cls(
+            history=config.history or None,
+            show_actions=config.show_actions,
+            enforce_actions=config.enforce_actions,
+            thought=config.thought,
+            text_limit=config.text_limit,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature if temperature is None else temperature,
+        )
 
     def __post_init__(self) -> None:
         if self.thought and self.enforce_actions:
@@ -145,8 +159,8 @@ def read(completion: Completion, *, thought: bool = False) -> Decision:
     line = completion.text.split("\n", 1)[0].strip()
     found = _THOUGHT.match(line) if thought else None
     if found is None:
-        return Decision(action=line[:_LONGEST_ACTION], completion=completion)
-    action = found["action"].strip()[:_LONGEST_ACTION]
+        return Decision(action=line[:LONGEST_ACTION], completion=completion)
+    action = found["action"].strip()[:LONGEST_ACTION]
     return Decision(action=action, thought=found["thought"].strip(), completion=completion)
 
 

@@ -10,13 +10,17 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
+from dreamgym.agent import AgentSettings
 from dreamgym.config import Config
 from dreamgym.envs.policies import make_policy, resolve_policy
 from dreamgym.errors import ConfigError
-from dreamgym.protocols import EnvironmentFactory
+from dreamgym.models.named import LanguageModels, check_named, names_language_model
+from dreamgym.prompted_agent import PromptedAgent
+from dreamgym.protocols import Environment, EnvironmentFactory, Policy
 from dreamgym.replay.offline import TrajectoryWriter
 from dreamgym.rollout import roll_out
 from dreamgym.types import RolloutFailure, Task, Trajectory
@@ -72,10 +76,12 @@ async def collect(
         ConfigError: the folder was filled with other settings.
     """
     settings = config.collect
-    resolve_policy(settings.policy, seed=config.seed, episode=0)  # a wrong name shows before anything starts
+    _check_policy(config)  # a wrong name shows before anything starts
     clock = asyncio.get_running_loop().time
     started, report = clock(), CollectReport()
-    with TrajectoryWriter(settings.out) as writer:
+    async with AsyncExitStack() as stack:
+        writer = stack.enter_context(TrajectoryWriter(settings.out))
+        models = await stack.enter_async_context(LanguageModels(config, folder=settings.out))
         _check_settings(config, factory.name)
         wanted = {
             trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy): episode
@@ -91,7 +97,7 @@ async def collect(
                 group.create_task(_store(finished, len(missing), writer, report, tell))
                 async for episode, task in _tasks(factory, config, sorted(missing.values())):
                     await places.acquire()
-                    play = group.create_task(_episode(config, factory, episode, task, finished))
+                    play = group.create_task(_episode(config, factory, models, episode, task, finished))
                     play.add_done_callback(lambda _: places.release())
         except ExceptionGroup as several:
             raise several.exceptions[0] from None  # the others were cancelled because of the first
@@ -121,16 +127,26 @@ async def _tasks(
 async def _episode(
     config: Config,
     factory: EnvironmentFactory,
+    models: LanguageModels,
     episode: int,
     task: Task,
     finished: asyncio.Queue[Trajectory | RolloutFailure],
 ) -> None:
     settings = config.collect
     seed = config.seed * 1_000_003 + episode
-    policy = resolve_policy(settings.policy, seed=config.seed, episode=episode)
+
+    def policy(environment: Environment) -> Policy:
+        if names_language_model(settings.policy):
+            model = models.open(settings.policy, role="agent")
+            return PromptedAgent(
+                model, settings=AgentSettings.of(config.agent), seed=seed, name=settings.policy
+            )
+        named = resolve_policy(settings.policy, seed=config.seed, episode=episode)
+        return make_policy(named, environment, seed=seed)
+
     result = await roll_out(
         lambda: factory.make(task, seed=seed),
-        lambda environment: make_policy(policy, environment, seed=seed),
+        policy,
         trajectory_id=trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy),
         task=task,
         seed=seed,
@@ -170,6 +186,13 @@ def _tell(
     report.seconds = clock() - started
     if on_episode is not None:
         on_episode(report)
+
+
+def _check_policy(config: Config) -> None:
+    if names_language_model(config.collect.policy):
+        check_named(config.collect.policy, config)
+    else:
+        resolve_policy(config.collect.policy, seed=config.seed, episode=0)
 
 
 def _check_settings(config: Config, environment: str) -> None:

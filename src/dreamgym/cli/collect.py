@@ -19,7 +19,11 @@ from dreamgym.envs.registry import open_environment
 def collect_command(
     env: Annotated[str | None, typer.Option(help="environment, see `dreamgym envs list`")] = None,
     policy: Annotated[
-        str | None, typer.Option(help="expert | expert:NAME | random | noisy:SHARE | clumsy:SHARE | mix")
+        str | None,
+        typer.Option(
+            help="expert | expert:NAME | random | noisy:SHARE | clumsy:SHARE | mix, or a language model: "
+            "endpoint:NAME | endpoint:MODEL@URL | hf:NAME_OR_PATH"
+        ),
     ] = None,
     episodes: Annotated[int | None, typer.Option(help="how many episodes the folder shall hold")] = None,
     split: Annotated[str | None, typer.Option(help="which tasks, see `dreamgym envs describe NAME`")] = None,

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dreamgym.agent import AgentSettings
 from dreamgym.cli import screen
 from dreamgym.cli.dream import need_models
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.config import Config
 from dreamgym.envs.registry import open_environment
+from dreamgym.models.named import LanguageModels, names_language_model
+from dreamgym.models.spending import stage
+from dreamgym.prompted_agent import prompted_members
+from dreamgym.rollout_groups import MakeMember
 
 if TYPE_CHECKING:
     from dreamgym.training.evaluate import Evaluation, EvaluationSettings
@@ -24,7 +32,12 @@ FOLDER = "evaluations"
 @screen.command
 def evaluate_command(
     run: Annotated[
-        str, typer.Argument(metavar="RUN[@STEP]", help="A training run; @0 is its policy before practice.")
+        str,
+        typer.Argument(
+            metavar="RUN[@STEP]|MODEL",
+            help="A training run (@0 is its policy before practice), or a language model as the agent "
+            "(endpoint:NAME, endpoint:MODEL@URL, hf:NAME_OR_PATH).",
+        ),
     ],
     env: Annotated[str | None, typer.Option(help="Real environment; by default the run's own.")] = None,
     split: Annotated[
@@ -32,7 +45,7 @@ def evaluate_command(
     ] = "valid_unseen",
     episodes: Annotated[int, typer.Option(help="How many are played.", min=1)] = 200,
     against: Annotated[
-        str | None, typer.Option(metavar="RUN[@STEP]", help="Another policy, on the same episodes.")
+        str | None, typer.Option(metavar="RUN[@STEP]|MODEL", help="Another policy, on the same episodes.")
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Of the replies; by default agent.evaluation_temperature.", min=0)
@@ -46,7 +59,8 @@ def evaluate_command(
     """Play real episodes with a policy and tell its success with 95% Wilson intervals, by family of task.
 
     With --against both policies play the same tasks with the same seeds, and the difference is paired.
-    Leaves its result in the folder `evaluations` of the run.
+    Leaves its result in the folder `evaluations` of the run, or here for a language model, which is asked as
+    the agent.* settings say.
 
     Examples:
 
@@ -55,13 +69,19 @@ def evaluate_command(
       dreamgym evaluate runs/agent --against runs/agent@0 --json
 
       dreamgym evaluate runs/ppo --against runs/grpo --split valid_seen --seed 1
+
+      dreamgym evaluate endpoint:MODEL@http://localhost:8000 --set agent.show_actions=now --episodes 20
     """
-    need_models()
+    if not names_language_model(run) or (against is not None and not names_language_model(against)):
+        need_models()
     from dreamgym.training.checkpoints import named_policy, read_config
     from dreamgym.training.evaluate import EvaluationSettings, compare, evaluation_rows
 
-    folder, _ = named_policy(run)
-    begun = read_config(folder)
+    if names_language_model(run):
+        folder, begun = Path(), Config()
+    else:
+        folder, _ = named_policy(run)
+        begun = read_config(folder)
     given = resolve(config, overrides, {"environment.name": env or begun.environment.name})
     options = given.environment.options
     if given.environment.name == begun.environment.name:
@@ -105,7 +125,6 @@ async def _evaluate(
     config: Config, names: list[str], settings: EvaluationSettings, temperature: float | None
 ) -> list[Evaluation]:
     from dreamgym.training.evaluate import evaluate
-    from dreamgym.training.policy import opened_policy
 
     found: list[Evaluation] = []
     factory = open_environment(config.environment.name, config.environment.options)
@@ -113,13 +132,12 @@ async def _evaluate(
         with screen.progress() as bar:
             job = bar.add_task("playing", total=settings.episodes * len(names), note="")
             for name in names:
-                async with opened_policy(name, device=config.agent.device) as (policy, called):
-                    heat = policy.config.evaluation_temperature if temperature is None else temperature
+                async with _members(name, config, temperature) as (members, called):
                     bar.update(job, note=called)
                     found.append(
                         await evaluate(
                             factory,
-                            policy.members(called, temperature=heat),
+                            members,
                             settings,
                             policy=called,
                             on_episode=lambda: bar.advance(job),
@@ -130,11 +148,41 @@ async def _evaluate(
     return found
 
 
+@asynccontextmanager
+async def _members(
+    name: str, config: Config, temperature: float | None
+) -> AsyncIterator[tuple[MakeMember, str]]:
+    """Who plays: a run's policy, or a language model that is asked to."""
+    if not names_language_model(name):
+        from dreamgym.training.policy import opened_policy
+
+        async with opened_policy(name, device=config.agent.device) as (policy, called):
+            heat = policy.config.evaluation_temperature if temperature is None else temperature
+            yield policy.members(called, temperature=heat), called
+        return
+    heat = config.agent.evaluation_temperature if temperature is None else temperature
+    async with LanguageModels(config) as models:
+        with stage("evaluation"):
+            model = models.open(name, role="agent")
+            yield prompted_members(model, AgentSettings.of(config.agent, temperature=heat), name=name), name
+        if models.spending.rows:
+            screen.err.print(f"endpoints: {models.spending.line()}", markup=False, soft_wrap=True)
+
+
 def _keep(run: Path, result: dict[str, Any]) -> None:
     from dreamgym.training.checkpoints import write_text
 
-    step = str(result["policy"]).rpartition("@")[2]
-    name = f"{result['environment']}-{result['split']}-{result['seed']}-step-{step}"
+    policy = str(result["policy"])
+    who = _plain(policy) if names_language_model(policy) else f"step-{policy.rpartition('@')[2]}"
+    name = f"{result['environment']}-{result['split']}-{result['seed']}-{who}"
     if "comparison" in result:
-        name += "-against-" + str(result["comparison"]["against"]).replace("/", "_")
+        name += "-against-" + _plain(str(result["comparison"]["against"]))
     write_text(run / FOLDER / f"{name}.json", json.dumps(result, indent=2) + "\n")
+
+
+def _plain(name: str) -> str:
+    """
+    >>> _plain("endpoint:m@http://localhost:80"), _plain("runs/agent@3")
+    ('endpoint_m@http_localhost_80', 'runs_agent@3')
+    """
+    return re.sub(r"[/:]+", "_", name)

@@ -42,7 +42,9 @@ def train_command(
         typer.Option(help="Offline trajectories: warm start, tasks and world sheets. May be repeated."),
     ] = None,
     world: Annotated[str | None, typer.Option(help="Where to practise: dream or real.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="grpo, ppo, or dpo (on recorded pairs alone).")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="grpo, ppo, or dpo (on recorded pairs alone).")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="nano, tiny or small, or hf:NAME_OR_PATH.")] = None,
     steps: Annotated[int | None, typer.Option(help="Passes of the loop.")] = None,
     start_from: Annotated[

@@ -2,7 +2,8 @@
 
 `check_environment` says whether an environment keeps the promises of `dreamgym.protocols.Environment`.
 `Corridor` is a small world that keeps them all, for tests that need some environment and not a certain one.
-`ScriptedLanguageModel` says what a test wants said.
+`ScriptedLanguageModel` says what a test wants said; `ScriptedServer` (in `dreamgym.testing.served`) says it
+over HTTP, as an endpoint.
 """
 
 from dreamgym.testing.checker import Check, CheckReport, check_environment

@@ -33,18 +33,6 @@ Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 BASE = "base"
 
 
-def agent_settings(config: AgentConfig, *, temperature: float | None = None) -> AgentSettings:
-    return AgentSettings(
-        history=config.history or None,
-        show_actions=config.show_actions,
-        enforce_actions=config.enforce_actions,
-        thought=config.thought,
-        text_limit=config.text_limit,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature if temperature is None else temperature,
-    )
-
-
 @dataclass(slots=True, kw_only=True)
 class PolicyModel:
     """A model that acts and learns, and is served while it does."""
@@ -87,7 +75,7 @@ class PolicyModel:
 
     def members(self, name: str, *, temperature: float | None = None) -> MakeMember:
         """Makes the agent of each episode."""
-        settings = agent_settings(self.config, temperature=temperature)
+        settings = AgentSettings.of(self.config, temperature=temperature)
 
         def member(environment: Environment, conversation: str, seed: int) -> Agent:
             return Agent(self.served, settings=settings, conversation=conversation, seed=seed, name=name)
@@ -96,7 +84,7 @@ class PolicyModel:
 
     def tokenised(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """As if this agent had played them; those that are longer than it reads are left out."""
-        settings = agent_settings(self.config)
+        settings = AgentSettings.of(self.config)
         played = (tokenised(each, settings, self.codec, self.end) for each in trajectories)
         return [each for each in played if self.context is None or _longest(each) <= self.context]
 
@@ -192,7 +180,7 @@ def make_learner(config: Config, policy: PolicyModel) -> PolicyLearner:
     if chosen.algorithm == "grpo":
         settings = GRPOSettings(scale_by_std=chosen.scale_by_std, **shared)
         return GRPOLearner(policy.model, settings, updating=updating)
-    shown = agent_settings(config.agent)
+    shown = AgentSettings.of(config.agent)
     return PPOLearner(
         policy.model,
         PPOSettings(discount=chosen.discount, decay=chosen.decay, value_weight=chosen.value_weight, **shared),
@@ -208,7 +196,7 @@ def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path
         raise ConfigError(
             f"agent.model={config.agent.model!r} makes its words from trajectories: name some in train.data"
         )
-    settings = agent_settings(config.agent)
+    settings = AgentSettings.of(config.agent)
     # The last prompt of an episode holds nearly all the others.
     lasts = ([*examples(each, settings)][-1] for each in trajectories if each.transitions)
     tokenizer = tiny.make_tokenizer(

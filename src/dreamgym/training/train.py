@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dreamgym.agent import AgentSettings
 from dreamgym.config import Config, load_config, validate
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
 from dreamgym.errors import ConfigError
@@ -43,7 +44,7 @@ from dreamgym.training.ledger import Ledger
 from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row
 from dreamgym.training.monitors import Monitors, MonitorSettings
-from dreamgym.training.policy import BASE, PolicyModel, agent_settings, make_learner, make_policy
+from dreamgym.training.policy import BASE, PolicyModel, make_learner, make_policy
 from dreamgym.training.predictions import PREDICTIONS, PredictionLog
 from dreamgym.training.preference import prefer
 from dreamgym.training.student import PREFIX
@@ -86,7 +87,7 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
     from dreamgym.training.teach import TaughtRun
 
     chosen, agent = config.train, config.agent
-    agent_settings(agent)
+    AgentSettings.of(agent)
     spec = (
         find_environment(config.environment.name) if config.environment.name in environment_names() else None
     )
