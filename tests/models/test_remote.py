@@ -38,14 +38,20 @@ QUESTION = CompletionRequest(prompt="You see a fridge 1, a drawer", max_tokens=8
 async def test_a_reply_over_http_is_the_one_that_the_model_gives_in_process() -> None:
     async with served() as server:
         endpoint = Endpoint("x", server.settings(logprobs=True))
+        chat = Endpoint("x", server.settings(kind="chat", logprobs=True))
         for request in (
             QUESTION,
             CompletionRequest(prompt="go to", system="You are an agent.", max_tokens=5),
+            CompletionRequest(prompt="go to", system="Act.", turns=(("look", "a fridge 1"),), max_tokens=5),
             CompletionRequest(prompt="open", temperature=1.0, top_p=0.9, seed=7, max_tokens=6, stop=("\n",)),
             CompletionRequest(prompt="", prompt_token_ids=(5, 6, 7), max_tokens=3),
         ):
-            assert await endpoint.ask(request, role="agent") == await server.local.complete(request)
+            right = await server.local.complete(request)
+            assert await endpoint.ask(request, role="agent") == right
+            if request.prompt_token_ids is None:
+                assert await chat.ask(request, role="agent") == right
         await endpoint.aclose()
+        await chat.aclose()
 
 
 async def test_an_equal_request_in_flight_is_asked_once_and_another_seed_is_not_equal() -> None:

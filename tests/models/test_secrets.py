@@ -44,8 +44,8 @@ async def test_the_key_is_in_no_file_log_message_or_object(
     server = HttpServer(handle)
     await server.start()
     settings = {"url": server.url, "model": "m", "kind": "completions", "key_from": "STRONG_KEY"}
-    settings |= {"pause_seconds": 0.01, "attempts": 1}
-    config = validate(Config, {"endpoints": {"strong": settings}})
+    quick = {"pause_seconds": 0.01, "attempts": 1}
+    config = validate(Config, {"endpoints": {"strong": settings | quick}})
     found.append(config_json(config))
     async with LanguageModels(config, folder=tmp_path) as models:
         model = models.open("endpoint:strong", role="teacher")

@@ -11,6 +11,7 @@ from dreamgym.cli.envs import app as envs_app
 from dreamgym.cli.evaluate import evaluate_command
 from dreamgym.cli.experience import app as experience_app
 from dreamgym.cli.ingest import ingest
+from dreamgym.cli.models import app as models_app
 from dreamgym.cli.play import play_command
 from dreamgym.cli.quickstart import quickstart
 from dreamgym.cli.report import report_command
@@ -38,13 +39,14 @@ app = typer.Typer(
     dreamgym train --experience runs/experience --out runs/agent     # no real step is taken
     dreamgym evaluate runs/agent --against runs/agent@0              # in the real environment
     dreamgym report runs/agent                                       # curves and episodes, one HTML file
+    dreamgym models check endpoint:NAME                              # what a server of yours can do
 
 Every command explains itself with `--help`, prints JSON with `--json` (all but `play`), and can be stopped
 with Ctrl-C and run again.
 
 **Exit codes**: 0 done · 1 failed, or a check did not pass · 2 wrong usage or setting · 3 bad data ·
 4 a missing extra · 5 a store cannot be opened or written · 6 an episode failed · 7 an endpoint failed ·
-130 interrupted.
+8 the budget is spent · 130 interrupted.
 """,
 )
 app.command("quickstart")(quickstart)
@@ -59,6 +61,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")
 app.add_typer(experience_app, name="experience")
 app.add_typer(tasks_app, name="tasks")
+app.add_typer(models_app, name="models")
 
 
 def main() -> None:

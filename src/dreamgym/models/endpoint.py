@@ -27,7 +27,7 @@ from dreamgym.models.transport import make_client
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
 _MALFORMED_REPLIES = 3
-"""To one request; a model that answers nonsense greedily will do so again."""
+"""To one request in good form; a model that says nothing, greedily, will do so again."""
 _PROBE_SECONDS = 5.0
 
 
@@ -250,7 +250,7 @@ class Endpoint:
                 return
         effort.problem = error
         effort.failures += 1
-        effort.malformed += error.kind is FailureKind.PARSE_ERROR
+        effort.malformed += error.kind is FailureKind.PARSE_ERROR and not error.server_at_fault
         if not error.again or effort.failures >= self.settings.attempts:
             raise error
         if effort.malformed >= _MALFORMED_REPLIES:

@@ -182,14 +182,17 @@ def _request(wish: _Wish) -> CompletionRequest:
         ConfigError: it asks for what this server cannot do.
     """
     prompt, system, ids = "", "", None
+    turns: tuple[tuple[str, str], ...] = ()
     if isinstance(wish, _Chat):
         system = "\n\n".join(m.content for m in wish.messages if m.role in ("system", "developer"))
         said = [m for m in wish.messages if m.role in ("user", "assistant")]
-        if [m.role for m in said] != ["user"]:
+        if [m.role for m in said] != ["user", "assistant"] * (len(said) // 2) + ["user"]:
             raise ConfigError(
-                f"messages: expected one user message after the system's, got {len(said)} messages"
+                "messages: expected those of user and assistant in turn, the user's last, got "
+                f"{', '.join(m.role for m in said)[:200]}"
             )
-        prompt = said[0].content
+        prompt = said[-1].content
+        turns = tuple((q.content, a.content) for q, a in zip(said[:-1:2], said[1::2], strict=True))
     elif isinstance(wish, _Text):
         if isinstance(wish.prompt, str):
             prompt = wish.prompt
@@ -204,6 +207,7 @@ def _request(wish: _Wish) -> CompletionRequest:
     return CompletionRequest(
         prompt=prompt,
         system=system,
+        turns=turns,
         prompt_token_ids=ids,
         max_tokens=wish.max_completion_tokens or wish.max_tokens or 256,
         temperature=wish.temperature,

@@ -175,7 +175,7 @@ def read(raw: bytes, request: CompletionRequest, *, enforced: bool) -> Answer:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"])) or "reply"
-        raise _malformed(f"{place}: {first['msg']}, in {len(raw)} bytes") from None
+        raise _malformed(f"{place}: {first['msg']}, in {len(raw)} bytes", broken=True) from None
     choice = reply.choices[0]
     text = choice.text if choice.message is None else choice.message.content
     if choice.finish_reason == "content_filter" or (choice.message and choice.message.refusal):
@@ -265,5 +265,11 @@ def _chosen(text: str, choices: tuple[str, ...], *, enforced: bool) -> str:
     )
 
 
-def _malformed(problem: str) -> AttemptFailedError:
-    return AttemptFailedError(FailureKind.PARSE_ERROR, f"a malformed reply: {problem}", perhaps_paid=True)
+def _malformed(problem: str, *, broken: bool = False) -> AttemptFailedError:
+    """`broken`: not even the form of a reply, which is the server's fault and not the model's."""
+    return AttemptFailedError(
+        FailureKind.PARSE_ERROR,
+        f"a malformed reply: {problem}",
+        perhaps_paid=True,
+        server_at_fault=broken,
+    )

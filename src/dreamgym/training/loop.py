@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from dreamgym.errors import BudgetSpentError
+from dreamgym.models.spending import stage
 from dreamgym.protocols import Learner, TaskSource
 from dreamgym.rollout import Origin
 from dreamgym.rollout_groups import Breaker, GroupSettings, MakeMember, roll_out_groups
@@ -52,7 +54,9 @@ class Loop:
             while True:
                 due = config.evaluate_every and ledger.done % config.evaluate_every == 0
                 if self.evaluate is not None and due and ledger.evaluated != ledger.done:
-                    row = ledger.keep_evaluation(await self.evaluate(), self.dreamt)
+                    with stage("evaluation"):
+                        found = await self.evaluate()
+                    row = ledger.keep_evaluation(found, self.dreamt)
                     self.on_step(row, self.monitors.watch_gap(row))
                 if ledger.real_left == 0:
                     return f"{ledger.spent['real_steps']:.0f} real steps are used"
@@ -60,7 +64,10 @@ class Loop:
                     return f"{config.seconds:g} seconds of practice are used"
                 if ledger.done >= config.steps:
                     return f"{ledger.done} steps are done"
-                await self._step()
+                with stage("practice"):
+                    await self._step()
+        except BudgetSpentError as error:  # nothing broke: this run has had what it was given
+            return str(error)
         finally:
             if ledger.whole:  # also after Ctrl-C or a failure: the next run goes on from here
                 ledger.checkpoint()

@@ -1,0 +1,145 @@
+"""`dreamgym models`: what an endpoint can do, and a local model served as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dreamgym.cli import screen
+from dreamgym.cli.dream import need_models
+from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
+from dreamgym.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Language models: check an endpoint, serve a local one.")
+
+
+@app.command("check")
+@screen.command
+def check(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="endpoint:NAME of a section [endpoints.NAME], or endpoint:MODEL@URL."
+        ),
+    ],
+    requests: Annotated[int, typer.Option(help="Sent at once to measure speed.", min=1)] = 16,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Ask an endpoint a few dozen small questions, and say what it can do. Exit code 1 if it cannot serve.
+
+    Whether it can be reached, speaks chat and completions, keeps replies to a JSON schema, offers log-probs,
+    keeps to seeds, answers the same at temperature 0, how much it reads, and how fast it is.
+
+    Examples:
+
+      dreamgym models check endpoint:strong --config endpoints.toml
+
+      dreamgym models check endpoint:Qwen/Qwen3-8B@http://localhost:8000 --json
+    """
+    from dreamgym.models.check import check_endpoint
+    from dreamgym.models.named import ENDPOINT, find_endpoint
+
+    settings = find_endpoint(name, resolve(config, overrides, {}).endpoints)
+    found = asyncio.run(check_endpoint(name.removeprefix(ENDPOINT), settings, requests=requests))
+    marks = {True: "yes", False: "NO", None: "–"}
+    rows = [(each.name, marks[each.good], each.told) for each in found]
+    able = not any(each.good is False for each in found)
+    result = {"endpoint": name, "able": able, "findings": [asdict(each) for each in found]}
+    screen.show(result, screen.table(name, "what", "", "found", rows=rows), as_json=as_json)
+    if not able:
+        raise typer.Exit(1)
+
+
+@app.command("serve")
+@screen.command
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN|hf:PATH", help="A run of train or experience train, or hf:NAME_OR_PATH."),
+    ],
+    host: Annotated[str, typer.Option(help="Whom to listen to; 127.0.0.1 is this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 for any that is free.", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    key_from: Annotated[
+        str | None, typer.Option(help="Environment variable with the key that clients must bring.")
+    ] = None,
+) -> None:
+    """Serve a local model as an OpenAI-compatible endpoint until Ctrl-C.
+
+    POST /v1/chat/completions and /v1/completions, GET /v1/models and /health. Requests of all clients are
+    computed together. Says its address on standard output.
+
+    Examples:
+
+      dreamgym models serve hf:models/chat --port 8000
+
+      dreamgym models serve runs/experience --port 0 --name experience
+    """
+    source = weights_of(model)
+    need_models()
+    key = ""
+    if key_from is not None:
+        key = os.environ.get(key_from, "").strip()
+        if not key:
+            raise ConfigError(f"--key-from {key_from}: expected a key in ${key_from}, which is not set")
+    asyncio.run(_serve(source, name or Path(model.removeprefix("hf:")).name, host, port, key))
+
+
+def weights_of(model: str) -> str:
+    """The ``hf:`` name of the weights that a run has left.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    from dreamgym.models.named import LOCAL
+
+    if model.startswith(LOCAL):
+        return model
+    for part in ("policy", "model", "."):  # of train, of experience train, or weights themselves
+        if (Path(model) / part / "config.json").is_file() and (
+            Path(model) / part / "tokenizer.json"
+        ).is_file():
+            return f"{LOCAL}{Path(model) / part}"
+    raise ConfigError(
+        f"expected the folder of a finished run or hf:NAME_OR_PATH, found no weights in {model!r}"
+    )
+
+
+async def _serve(source: str, name: str, host: str, port: int, key: str) -> None:
+    from dreamgym.models.chat import as_taught
+    from dreamgym.models.http_server import HttpServer
+    from dreamgym.models.local import LocalLanguageModel
+    from dreamgym.models.serve import ModelServer
+    from dreamgym.training.student import hush
+
+    hush()
+    local = LocalLanguageModel.load(source)
+    served = ModelServer(
+        name,
+        plain=local,
+        chat=as_taught(local),
+        context=getattr(local.model.config, "max_position_embeddings", None),
+        key=key,
+    )
+    server = HttpServer(served)
+    try:
+        await server.start(host, port)
+        screen.out.print(f"serving {served.name} at {server.url}/v1", markup=False, soft_wrap=True)
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):  # Windows has none
+                loop.add_signal_handler(number, stopped.set)
+        await stopped.wait()
+    finally:
+        await server.aclose()
+        await local.aclose()
