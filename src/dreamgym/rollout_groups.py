@@ -59,6 +59,7 @@ class GroupReport:
 
 
 OnPause = Callable[[str], None]
+OnGroup = Callable[[RolloutGroup], None]
 _USUAL = GroupSettings()
 
 
@@ -72,6 +73,8 @@ async def roll_out_groups(
     settings: GroupSettings = _USUAL,
     origin: Origin = REAL,
     breaker: Breaker | None = None,
+    numbers: Sequence[int] | None = None,
+    on_group: OnGroup | None = None,
 ) -> GroupReport:
     """One group for each task; the same task twice makes two groups.
 
@@ -79,14 +82,24 @@ async def roll_out_groups(
         name: opens the ids of the trajectories, so it must be new in this run (``dream-00012``, say).
         seed: fixes every episode: members of a group share the environment's seed and differ in the policy's.
         breaker: one that has watched earlier steps too; by default a new one.
+        numbers: of the groups, which fix their dice and the ids of their trajectories; 0, 1, 2… by default.
+        on_group: told of every whole group as soon as it has been played.
 
     Raises:
         RolloutsFailingError: the share of failures stayed above the limit.
     """
     run = _Groups(factory, make_member, name, seed, settings, origin, breaker)
+    given = zip(range(len(tasks)) if numbers is None else numbers, tasks, strict=True)
+
+    async def told(number: int, task: Task) -> RolloutGroup | RolloutFailure:
+        result = await run.play(number, task)
+        if on_group is not None and isinstance(result, RolloutGroup):
+            on_group(result)
+        return result
+
     try:
         async with asyncio.TaskGroup() as everything:
-            plays = [everything.create_task(run.play(number, task)) for number, task in enumerate(tasks)]
+            plays = [everything.create_task(told(number, task)) for number, task in given]
     except ExceptionGroup as several:
         raise several.exceptions[0] from None  # the others were cancelled because of the first
     for play in plays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from dreamgym.envs.policies import make_policy
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
 from dreamgym.protocols import Environment, Policy, RevealingEnvironment
+from dreamgym.replay.offline import read_trajectories
 from dreamgym.testing import Corridor, CorridorFactory
 from dreamgym.training.estimates import mcnemar, paired_difference, wilson
 from dreamgym.training.evaluate import (
@@ -23,7 +25,7 @@ from dreamgym.training.evaluate import (
     evaluation_rows,
 )
 from dreamgym.training.metering import MeteredFactory
-from dreamgym.types import FailureKind, Outcome, Task
+from dreamgym.types import Decision, FailureKind, Outcome, State, Task, Transition
 
 FACTORY = CorridorFactory(length=4, horizon=6)
 
@@ -68,6 +70,43 @@ async def test_a_split_with_fewer_tasks_than_episodes_is_gone_through_again() ->
     assert len({episode.task for episode in found.episodes}) == len(await FACTORY.tasks("test"))
     with pytest.raises(ConfigError, match="unknown split 'tset'"):
         await played(split="tset")
+
+
+def slowly(environment: Environment, conversation: str, seed: int) -> Policy:
+    """Chance that takes its time, as a model would."""
+    policy = make_policy("random", environment, seed=seed)
+    act = policy.act
+
+    async def wait(task: Task, history: Sequence[Transition], state: State) -> Decision:
+        await asyncio.sleep(0.001)
+        return await act(task, history, state)
+
+    policy.act = wait  # type: ignore[method-assign]
+    return policy
+
+
+async def test_an_evaluation_that_was_stopped_goes_on_with_the_episodes_that_are_missing(
+    tmp_path: Path,
+) -> None:
+    whole = await played("random", seed=3)
+    ended: list[int] = []
+
+    def stop() -> None:
+        ended.append(1)
+        if len(ended) == 4:
+            playing.cancel()
+
+    asked = (FACTORY, slowly, settings(seed=3, concurrency=1))
+    playing = asyncio.create_task(evaluate(*asked, policy="random", keep=tmp_path, on_episode=stop))
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    before = len(list(read_trajectories(tmp_path)))
+    assert 0 < before < 8
+    ends: list[int] = []
+    again = await evaluate(*asked, policy="random", keep=tmp_path, on_episode=lambda: ends.append(1))
+    assert again.episodes == whole.episodes
+    assert again.real_steps == whole.real_steps
+    assert len(ends) == len(list(read_trajectories(tmp_path))) == 8
 
 
 class _Breaking(CorridorFactory):

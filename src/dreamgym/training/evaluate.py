@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.protocols import EnvironmentFactory
+from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
 from dreamgym.rollout import Limits
 from dreamgym.rollout_groups import GroupSettings, MakeMember, roll_out_groups
 from dreamgym.training.estimates import Estimate, mcnemar, paired_difference, share_of_episodes
@@ -135,12 +138,15 @@ async def evaluate(
     *,
     policy: str,
     on_episode: Callable[[], None] | None = None,
+    keep: Path | None = None,
 ) -> Evaluation:
     """Play the episodes of `settings` with one policy.
 
     Args:
         policy: what it is called in the result.
         on_episode: called when one has ended.
+        keep: folder for the trajectories, of this policy and these settings alone. Episodes that are there
+            are not played again, so an evaluation that was stopped goes on.
 
     Raises:
         ConfigError: there is no such split.
@@ -149,26 +155,39 @@ async def evaluate(
     began = time.perf_counter()
     metered = MeteredFactory(factory, on_end=on_episode)
     tasks = await tasks_of(factory, settings)
-    report = await roll_out_groups(
-        metered,
-        make_member,
-        tasks,
-        name="evaluation",
-        seed=settings.seed,
-        settings=GroupSettings(
-            size=1,
-            concurrency=settings.concurrency,
-            retries=settings.retries,
-            limits=Limits(seconds=settings.seconds),
-        ),
-    )
+    with nullcontext() if keep is None else TrajectoryWriter(keep) as writer:
+        kept = (
+            []
+            if keep is None or not (writer and writer.ids)
+            else list(map(_episode, read_trajectories(keep)))
+        )
+        behind = {episode.number: episode for episode in kept if episode.number < len(tasks)}
+        missing = [number for number in range(len(tasks)) if number not in behind]
+        for _ in behind:
+            metered.on_end()
+        report = await roll_out_groups(
+            metered,
+            make_member,
+            [tasks[number] for number in missing],
+            name="evaluation",
+            seed=settings.seed,
+            settings=GroupSettings(
+                size=1,
+                concurrency=settings.concurrency,
+                retries=settings.retries,
+                limits=Limits(seconds=settings.seconds),
+            ),
+            numbers=missing,
+            on_group=None if writer is None else lambda group: _keep(writer, group.trajectories[0]),
+        )
+    played = {episode.number: episode for episode in (_episode(g.trajectories[0]) for g in report.groups)}
     return Evaluation(
         policy=policy,
         environment=factory.name,
         settings=settings,
-        episodes=tuple(_episode(group.trajectories[0]) for group in report.groups),
+        episodes=tuple(episode for _, episode in sorted((behind | played).items())),
         failures={str(kind): count for kind, count in report.failures.items()},
-        real_steps=metered.steps,
+        real_steps=metered.steps + sum(episode.steps for episode in behind.values()),
         seconds=time.perf_counter() - began,
     )
 
@@ -219,6 +238,12 @@ def evaluation_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, ...]]:
         if len(families) > 1:
             rows += [("", family, str(share.count), str(share), "") for family, share in families.items()]
     return rows
+
+
+def _keep(writer: TrajectoryWriter, trajectory: Trajectory) -> None:
+    """Without the tokens: nobody learns from an evaluation, and prompts grow with every turn."""
+    turns = tuple(replace(turn, completion=None) for turn in trajectory.transitions)
+    writer.append([replace(trajectory, transitions=turns)])
 
 
 def _episode(trajectory: Trajectory) -> Episode:
