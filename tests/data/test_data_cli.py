@@ -12,7 +12,7 @@ import typer
 from trajectory_examples import episode
 from typer.testing import CliRunner, Result
 
-from dreamgym.cli import data
+from dreamgym.cli import data, screen
 from dreamgym.cli.ingest import ingest
 from dreamgym.replay.offline import TrajectoryWriter, encode_trajectory, read_trajectories
 from dreamgym.types import State
@@ -22,8 +22,14 @@ app.add_typer(data.app, name="data")
 app.command("ingest")(ingest)
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is broken, however long the path of a temporary folder is."""
+    monkeypatch.setattr(screen.out, "width", 300)
+
+
 def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == code, (result.output, result.exception)
     return result
 

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,13 @@ def start_writer(store: str, number: int) -> subprocess.Popen[str]:
     )
 
 
-def kill_later(writer: subprocess.Popen[str], seconds: float) -> list[str]:
-    """Whole lines that the writer said from its first word to its death `seconds` later."""
+def killed_after(writer: subprocess.Popen[str], count: int) -> list[str]:
+    """Whole lines that the writer said until its death, which comes when `count` of them were heard."""
     assert writer.stdout is not None
-    first = writer.stdout.readline()
-    assert first, "the writer died by itself"
-    time.sleep(seconds)
+    heard = [writer.stdout.readline() for _ in range(count)]
+    assert all(heard), "the writer died by itself"
     writer.send_signal(signal.SIGKILL)
-    said = first + writer.stdout.read()
+    said = "".join(heard) + writer.stdout.read()
     writer.stdout.close()
     assert writer.wait() == -signal.SIGKILL
     return said[: said.rfind("\n")].splitlines()
@@ -63,8 +61,7 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_twenty_times(tmp
     rng = random.Random(7)
     total: list[str] = []
     for number in range(ROUNDS):
-        acknowledged = kill_later(start_writer(store, number), rng.uniform(0.02, 0.3))
-        assert acknowledged
+        acknowledged = killed_after(start_writer(store, number), rng.randrange(3, 100))
         total += acknowledged
         assert asyncio.run(missing(store, acknowledged)) == []
     assert asyncio.run(missing(store, total)) == []
@@ -77,7 +74,7 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_twenty_times(tmp
 def test_nothing_acknowledged_is_lost_on_a_server_whose_client_is_killed(new_schema: object) -> None:
     assert callable(new_schema)
     store = str(new_schema())
-    acknowledged = kill_later(start_writer(store, 0), 0.3)
+    acknowledged = killed_after(start_writer(store, 0), 50)
     assert asyncio.run(missing(store, acknowledged)) == []
 
 
@@ -107,7 +104,7 @@ def test_two_processes_write_while_a_third_reads(tmp_path: Path) -> None:
     seen = asyncio.run(watch())
     assert seen == sorted(seen)
     assert seen[0] < seen[-1]
-    acknowledged = [line for writer in writers for line in kill_later(writer, 0.0)]
+    acknowledged = [line for writer in writers for line in killed_after(writer, 3)]
     assert asyncio.run(missing(store, acknowledged)) == []
     with ReplayBuffer.open(store) as buffer:
         about = buffer.stats()
