@@ -7,8 +7,8 @@
 A cell is an environment, a method, a seed and, if asked for, an ablation. Its stages are `dreamgym` commands,
 shared where cells share them (data, experience model, imitation start); each is resumable, and so is a cell:
 run the same command again. Its result is a file of its own; table and plot are made from whatever is there.
-Practice has two budgets: minutes, after which it is stopped and goes on no more, and real steps, of which
-sim-to-real gets a sixteenth of what practice in reality gets. Every policy plays the same unseen games.
+Practice has two budgets, minutes and real steps; sim-to-real gets a sixteenth of the real steps of practice
+in reality. Every policy plays the same unseen games.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -61,7 +60,7 @@ PLACES = {
     "textworld": Place(
         options=("family=cooking", "ingredients=1", "rooms=6", "foods=train", "games=300"),
         recorded=(("mix", "900", "0"), ("clumsy:0.3", "300", "1")),
-        taught=("--steps", "600"),
+        taught=("--steps", "500"),
         agent=(
             *("agent.vocabulary=1024", "agent.max_tokens=16", "train.horizon=30"),
             *("train.warm_start_steps=150", "train.warm_start_batch=16"),
@@ -107,8 +106,6 @@ class Stage:
 
     folder: Path
     command: tuple[str, ...]
-    practice: bool = False
-    """Whether the budget in minutes holds for it."""
 
     @property
     def marker(self) -> Path:
@@ -146,13 +143,15 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
     if cell.method == "sft":
         return stages
     out = home / "-".join(filter(None, (cell.method, str(cell.seed), cell.ablation)))
-    begun = ("--algorithm", cell.algorithm, *settings([f"train.start={start}"]))
+    limit = f"train.seconds={budget.minutes * 60:g}"
+    begun = ("--algorithm", cell.algorithm, *settings([f"train.start={start}", limit]))
     command: tuple[str, ...]
     if cell.method.endswith("-s2r"):
         dream = Cell(env=cell.env, method=f"{cell.algorithm}-dream", seed=cell.seed, ablation=cell.ablation)
         stages = plan(dream, runs, budget)
         most = ("--real-steps", str(budget.real_steps // SHARE), "--steps", "1000000")
-        command = ("train", "--sim-to-real", str(stages[-1].folder), *most, "--out", str(out))
+        command = ("train", "--sim-to-real", str(stages[-1].folder), *most, *settings([limit]))
+        command += ("--out", str(out))
     elif cell.method.endswith("-real"):
         budgeted = ("--real-steps", str(budget.real_steps), "--steps", "1000000")
         command = ("train", *common, *begun, "--world", "real", *budgeted, "--out", str(out))
@@ -163,7 +162,7 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
         dreamt = ("--experience", str(stages[-1].folder), "--steps", str(budget.steps))
         changed = settings([PRACTISED_WITH[cell.ablation]] if cell.ablation in PRACTISED_WITH else [])
         command = ("train", *common, *begun, *dreamt, *changed, "--out", str(out))
-    return [*stages, Stage(folder=out, command=command, practice=True)]
+    return [*stages, Stage(folder=out, command=command)]
 
 
 def taught(cell: Cell, home: Path, sources: Sequence[str], options: Sequence[str]) -> Stage:
@@ -190,7 +189,7 @@ def measure(cell: Cell, runs: Path, results: Path, budget: Budget, episodes: int
         return
     stages = plan(cell, runs, budget)
     for stage in stages:
-        carry_out(stage, budget.minutes)
+        carry_out(stage)
     policy = stages[-1].folder
     played = ("--split", PLACES[cell.env].unseen, "--episodes", str(episodes), "--seed", "7")
     asked = ("evaluate", str(policy), *played, "--json")
@@ -207,6 +206,7 @@ def measure(cell: Cell, runs: Path, results: Path, budget: Budget, episodes: int
         "commands": [f"dreamgym {' '.join(stage.command)}" for stage in stages]
         + [f"dreamgym {' '.join(asked)}"],
         "stages": {stage.folder.name: json.loads(stage.marker.read_text()) for stage in stages},
+        "ended": json.loads((policy / "summary.json").read_text(encoding="utf-8"))["ended"],
         "spent": spent(policy),
         "evaluation": json.loads(told),
         "machine": {"cores": os.cpu_count(), "kind": platform.machine()},
@@ -220,38 +220,25 @@ def measure(cell: Cell, runs: Path, results: Path, budget: Budget, episodes: int
 DREAMGYM = (sys.executable, "-m", "dreamgym")
 
 
-def carry_out(stage: Stage, minutes: float) -> None:
-    """Run a stage to its end, or to the end of its minutes; those of earlier attempts count."""
+def carry_out(stage: Stage) -> None:
+    """Run a stage to its end; what earlier attempts took counts too."""
     if stage.marker.exists():
         return
     stage.folder.parent.mkdir(parents=True, exist_ok=True)
     meter = stage.folder.with_name(f"{stage.folder.name}.seconds.json")
-    before = json.loads(meter.read_text()) if meter.exists() else {"seconds": 0.0, "cpu_seconds": 0.0}
+    took = json.loads(meter.read_text()) if meter.exists() else {"seconds": 0.0, "cpu_seconds": 0.0}
     print(f"== dreamgym {' '.join(stage.command)}", file=sys.stderr, flush=True)
     used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    process = subprocess.Popen([*DREAMGYM, *stage.command], stdout=sys.stderr)
-    ended = "done"
     try:
-        left = max(1.0, minutes * 60 - before["seconds"]) if stage.practice else None
-        process.wait(timeout=left)
-    except subprocess.TimeoutExpired:
-        ended = "out of minutes"
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        done = subprocess.run([*DREAMGYM, *stage.command], stdout=sys.stderr, check=False)
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.wait()
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-        spent = {
-            "seconds": round(before["seconds"] + time.monotonic() - began, 1),
-            "cpu_seconds": round(before["cpu_seconds"] + cpu, 1),
-        }
-        meter.write_text(json.dumps(spent), encoding="utf-8")
-    if ended == "done" and process.returncode:
-        raise SystemExit(f"dreamgym {' '.join(stage.command)}: exit code {process.returncode}")
-    stage.marker.write_text(json.dumps({"ended": ended, **spent}) + "\n", encoding="utf-8")
+        took["seconds"] += round(time.monotonic() - began, 1)
+        took["cpu_seconds"] += round(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, 1)
+        meter.write_text(json.dumps(took), encoding="utf-8")
+    if done.returncode:
+        raise SystemExit(f"dreamgym {' '.join(stage.command)}: exit code {done.returncode}")
+    stage.marker.write_text(json.dumps(took) + "\n", encoding="utf-8")
 
 
 def spent(run: Path) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -59,8 +60,8 @@ def evaluate_command(
     """Play real episodes with a policy and tell its success with 95% Wilson intervals, by family of task.
 
     With --against both policies play the same tasks with the same seeds, and the difference is paired.
-    Leaves its result in the folder `evaluations` of the run, or here for a language model, which is asked as
-    the agent.* settings say.
+    Leaves its result and its trajectories in the folder `evaluations` of the run, and goes on where it was
+    stopped; or its result here for a language model, which is asked as the agent.* settings say.
 
     Examples:
 
@@ -141,11 +142,27 @@ async def _evaluate(
                             settings,
                             policy=called,
                             on_episode=lambda: bar.advance(job),
+                            keep=_trajectories(called, config, settings, temperature),
                         )
                     )
     finally:
         await factory.aclose()
     return found
+
+
+def _trajectories(
+    policy: str, config: Config, settings: EvaluationSettings, temperature: float | None
+) -> Path | None:
+    """Where a run's episodes under exactly these conditions are kept; nowhere for a language model."""
+    from dreamgym.training.checkpoints import named_policy
+
+    if names_language_model(policy):
+        return None
+    asked = [policy, config.environment.model_dump(mode="json"), settings.split, settings.seed, temperature]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    step = policy.rpartition("@")[2]
+    name = f"{config.environment.name}-{settings.split}-{settings.seed}-step-{step}-{digest}"
+    return named_policy(policy)[0] / FOLDER / name
 
 
 @asynccontextmanager
