@@ -51,7 +51,9 @@ def quickstart(
     minutes: Annotated[
         float, typer.Option(help="About how long it may take on 2 idle cores; less of everything in less.")
     ] = USUAL,
-    seed: Annotated[int, typer.Option(help="Fixes games, weights and every draw.", min=0)] = 1,
+    seed: Annotated[
+        int, typer.Option(help="Fixes games, weights and every draw; 0 made the shipped games.", min=0)
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Record real games, teach an experience model, train an agent in its dream, judge it in reality.
@@ -123,7 +125,7 @@ class _Quickstart:
 
         done, threads = self._progress.results, torch.get_num_threads()
         shown: dict[str, tuple[int, int]] = {}
-        with ExitStack() as stack:
+        with self._progress.timed("learn"), ExitStack() as stack:
             beside = None
             if "warm start" not in done:
                 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from multiprocessing import connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from dreamgym.config import Config, config_json, validate
 from dreamgym.errors import DreamGymError
@@ -22,6 +22,13 @@ OnTold = Callable[[str, int, int], None]
 """Takes the name of what is going on, how much of it is done, and of how much."""
 _PATIENCE = 10.0
 """Seconds that a process which was interrupted has to keep what it reached."""
+
+
+class _Problem(NamedTuple):
+    """An error on its way between processes, which not every exception survives."""
+
+    text: str
+    exit_code: int
 
 
 class TrainingBeside:
@@ -86,8 +93,9 @@ class TrainingBeside:
                 )
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, DreamGymError):
-            self._problem = message
+        if isinstance(message, _Problem):
+            self._problem = DreamGymError(message.text)
+            self._problem.exit_code = message.exit_code
         elif isinstance(message, dict):
             self._summary = message
         else:
@@ -97,21 +105,21 @@ class TrainingBeside:
 def _train(settings: str, told: connection.Connection) -> None:
     """In the process beside."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
-
-    from dreamgym.training.train import Told, train
-
-    torch.set_num_threads(1)
-
-    def tell(what: Told) -> None:
-        told.send((what.stage, what.done, what.total))
-
     try:
-        told.send(asyncio.run(train(validate(Config, json.loads(settings)), on_progress=tell)))
+        import torch
+
+        from dreamgym.training.train import train
+
+        torch.set_num_threads(1)
+        summary = train(
+            validate(Config, json.loads(settings)),
+            on_progress=lambda now: told.send((now.stage, now.done, now.total)),
+        )
+        told.send(asyncio.run(summary))
     except DreamGymError as error:
-        told.send(DreamGymError(str(error)))  # of the plain kind: others may not survive the way
+        told.send(_Problem(str(error), error.exit_code))
     except KeyboardInterrupt:
-        pass
+        pass  # what was reached is kept; whoever started it tells the rest
 
 
 def _end_with_parent() -> None:

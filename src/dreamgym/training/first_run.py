@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,12 @@ async def taught(
         actor=spec.actor,
         on_progress=lambda progress: on_update(progress.step, progress.loss),
     )
-    return {"steps": found.step, "loss": found.loss, "agreement": found.agreement}
+    measured_any = not math.isnan(found.agreement)
+    return {
+        "steps": found.step,
+        "loss": found.loss,
+        "agreement": found.agreement if measured_any else None,
+    }
 
 
 async def measured(
@@ -73,7 +79,11 @@ async def measured(
             )
     finally:
         await factory.aclose()
-    asked = {"reward": "sheet" if spec.goal_met is not None else "model", "seed": seed, "without": []}
+    asked: dict[str, Any] = {
+        "reward": "sheet" if spec.goal_met is not None else "model",
+        "seed": seed,
+        "without": [],
+    }
     write_text(run / "fidelity.json", json.dumps({**found.to_dict(), "asked": asked}, indent=2) + "\n")
     write_text(run / "fidelity.md", markdown_table(found))
     write_text(run / "drift.svg", drift_svg(found.drift))

@@ -40,8 +40,8 @@ SFT, DREAMGYM = "sft", "dreamgym"
 """The two policies: after imitation, and after practice in the dream."""
 FRESH, SHIPPED, EXPERIENCE = "trajectories", "shipped", "experience"
 _SHIPPED = 1500
-_IN_LINE = ("collect", "experience", "fidelity", "practice", "evaluation", "report")
-"""Stages that take time one after another; the warm start runs beside the second."""
+_IN_LINE = ("collect", "learn", "practice", "evaluation", "report")
+"""Stages that take time one after another."""
 _MEASURED = ("collect", "experience", "fidelity")
 _COMPARED = ("difference", "first_only", "second_only", "p_value")
 _KEPT_EVERY = 5.0
@@ -87,13 +87,13 @@ class Plan:
             episodes=of(60, 4),
             shipped=min(_SHIPPED, of(_SHIPPED, 24)),
             experience_steps=of(500, 4),
-            fidelity_episodes=of(20, 2),
+            fidelity_episodes=of(20, 1),
             warm_start_steps=of(400, 4),
             steps=of(30, 2),
             tasks=min(8, of(8, 2)),
             group=min(8, of(8, 2)),
-            horizon=min(30, of(30, 6)),
-            evaluation_episodes=of(150, 4),
+            horizon=min(20, of(20, 6)),
+            evaluation_episodes=of(150, 2),
         )
 
     def collect_config(self, out: Path) -> Config:
@@ -141,6 +141,11 @@ class Plan:
         agent, learner = {"history": 20}, {"learning_rate": 3e-4, "micro_tokens": 2048}
         return validate(Config, {"seed": self.seed, "agent": agent, "learner": learner, **sections})
 
+    @property
+    def preparing(self) -> float:
+        """Seconds before the first step of practice: its replay buffer is filled."""
+        return 10 + 0.015 * (self.shipped + self.episodes)
+
     def seconds_of(self, stage: str) -> float:
         """What a stage takes on 2 idle cores, as measured: the first estimate."""
         return {
@@ -148,9 +153,7 @@ class Plan:
             "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.65 * self.experience_steps,
             "fidelity": 5 + 1.5 * self.fidelity_episodes,
             "warm start": 10 + 0.008 * (self.shipped + self.episodes) + 0.4 * self.warm_start_steps,
-            "practice": 10
-            + 0.015 * (self.shipped + self.episodes)
-            + 0.006 * self.steps * self.tasks * self.group * self.horizon,
+            "practice": self.preparing + 0.01 * self.steps * self.tasks * self.group * self.horizon,
             "evaluation": 10 + 0.5 * self.evaluation_episodes,
             "report": 3,
         }[stage]
@@ -237,9 +240,10 @@ class Progress:
     def left_for(self, stage: str) -> float:
         """Seconds of the minutes asked for that practice may take, so that evaluation still fits."""
         taken = sum(self.seconds.get(name, 0.0) for name in _IN_LINE)
-        after = self.pace * (self.plan.seconds_of("evaluation") + self.plan.seconds_of("report"))
+        others = ("evaluation", "report")
+        after = self.plan.preparing + sum(self.plan.seconds_of(other) for other in others)
         begun = self.seconds.get(stage, 0.0)
-        return max(1.0, 60 * self.plan.minutes - (taken - begun) - after)
+        return max(1.0, 60 * self.plan.minutes - (taken - begun) - self.pace * after)
 
     def summary(self, out: Path, data: Sequence[str]) -> dict[str, Any]:
         """What stands in `summary.json`."""
