@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -208,6 +209,11 @@ def main() -> None:
     print(json.dumps(result, indent=2) if arguments.json else table(result))
 
 
+def tell(what: str, found: object) -> None:
+    """What is known so far: all of it takes minutes."""
+    print(f"{what}: {found}", file=sys.stderr, flush=True)
+
+
 def against_trl(
     model: Callable[[], Any], tokenizer: Any, shape: Shape, rounds: int, steps: int
 ) -> dict[str, Any]:
@@ -221,6 +227,7 @@ def against_trl(
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
             found[name].append(sides[name]())
+            tell(f"{name}, round {number}", found[name][-1])
 
     def ratio(of: Callable[[Costs], float]) -> dict[str, float]:
         each = [of(mine) / of(other) for mine, other in zip(found["ours"], found["TRL"], strict=True)]
@@ -250,10 +257,12 @@ def growth(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick: bool)
     def each(shape: Shape) -> dict[str, float]:
         costs = asyncio.run(ours(model(), tokenizer, shape, steps))
         turns = costs.episodes * shape.turns
-        return {
+        found = {
             "rollout_ms_per_turn": round(1000 * costs.rollouts / turns, 2),
             "update_ms_per_turn": round(1000 * costs.update / turns, 2),
         }
+        tell(f"{shape.episodes} episodes of {shape.turns} turns", found)
+        return found
 
     tasks, lengths = ((2, 4), (4, 8)) if quick else ((2, 4, 8, 16), (4, 8, 16, 32))
     return {
@@ -332,6 +341,7 @@ async def dreams(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick:
     for size in sizes:
         stages = await dreamt(model, tokenizer, size, steps)
         found[str(size)] = {name: round(1000 * getattr(stages, name) / steps, 1) for name in names}
+        tell(f"dream, {size} rows", found[str(size)])
     return found
 
 

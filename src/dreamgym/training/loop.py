@@ -86,12 +86,15 @@ class Loop:
             breaker=self.breaker,
         )
         rolled_out = time.perf_counter()
+        ledger.spend(f"{self.origin().source}_steps", self.factory.steps - steps_before)
+        ledger.spend("rollout_seconds", rolled_out - began)
+        if len(report.dropped) > 1 and not report.groups and self.groups.failure_limit < 1:
+            # Not one bad task, but an outage: the same step again, until it works or the breaker gives up.
+            return
         ledger.whole = False
         learnt = self.learner.update(report.groups)
         told = await self.tasks.record(report.groups)
         ledger.done += 1
-        ledger.spend(f"{self.origin().source}_steps", self.factory.steps - steps_before)
-        ledger.spend("rollout_seconds", rolled_out - began)
         ledger.spend("update_seconds", time.perf_counter() - rolled_out)
         row = practice_row(number, report, learnt, refusals=self.refusals) | {"tasks": dict(told)}
         ledger.whole = True
