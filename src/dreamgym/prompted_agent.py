@@ -80,7 +80,8 @@ class PromptedAgent:
                 continue
             action = one_line(reply.action)[:LONGEST_ACTION]
             if action:
-                return Decision(action=action, thought=reply.thought, completion=completion)
+                # Without the completion: no learner trains on it, and the next prompt would tell its JSON.
+                return Decision(action=action, thought=one_line(reply.thought))
             problem = EpisodeFailedError(FailureKind.PARSE_ERROR, "expected an action, got an empty one")
         raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
 

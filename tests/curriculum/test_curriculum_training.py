@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,24 @@ from dreamgym.envs.alfworld.instructions import can_succeed_here
 from dreamgym.envs.textworld import SPEC as TEXTWORLD
 from dreamgym.errors import ConfigError
 from dreamgym.experience.reply import variation_text
+from dreamgym.models.named import LanguageModels
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
 from dreamgym.testing import ScriptedLanguageModel
+from dreamgym.testing.served import ScriptedServer
 from dreamgym.training.curriculum import curriculum_of, generates
 from dreamgym.training.train import train
-from dreamgym.types import Outcome, Prediction, State, Task, Transition, WorldSheet
+from dreamgym.types import (
+    CompletionRequest,
+    Outcome,
+    Prediction,
+    RolloutGroup,
+    State,
+    Task,
+    Trajectory,
+    Transition,
+    WorldSheet,
+)
 
 RECORDED = list(islice(read_trajectories(builtin_dataset()), 300))
 SMALL = [
@@ -145,3 +158,39 @@ async def test_the_instructions_of_the_evaluation_are_told_without_playing(
     assert generate_game("valid_unseen", 0, 7, 0).instruction in told
     assert generate_game("valid_seen", 0, 0, 0).instruction in told
     assert len(told) == 400
+
+
+def luck(played: Trajectory) -> RolloutGroup:
+    """A group that succeeds every other time."""
+    last = played.transitions[-1]
+
+    def ended(success: bool) -> Trajectory:
+        outcome = replace(last.outcome, success=success, reward=float(success), terminated=True)
+        return replace(played, transitions=(*played.transitions[:-1], replace(last, outcome=outcome)))
+
+    return RolloutGroup(task=played.task, trajectories=(ended(True), ended(False)))
+
+
+async def test_an_endpoint_writes_and_selects_new_tasks(tmp_path: Path) -> None:
+    others = sorted({each.task.instruction for each in RECORDED[20:]})
+
+    def author(request: CompletionRequest) -> str:
+        if "Candidates:" in request.prompt:
+            return json.dumps({"choice": 1, "reason": "It asks for one step more."})
+        return json.dumps({"variations": others[request.seed % 40 :][:8]})
+
+    seeds = [each.task for each in RECORDED[:3]]
+    with ScriptedServer(author) as server:
+        config = load_config(overrides=[f"curriculum.generator={server.name}", "curriculum.every=1"])
+        assert generates(config, SPEC)
+        async with LanguageModels(config) as models:
+            planned = await curriculum_of(config, SPEC, tmp_path, RECORDED[:60], seeds, CoinDream(), models)
+            assert planned is not None
+            curriculum, _ = planned
+            await curriculum.record([luck(each) for each in RECORDED[:3]])
+            written = [each.task for each in curriculum.pool.standings if each.task.origin == "generated"]
+            curriculum.pool.close()
+            [((_, role, _), row)] = models.spending.rows.items()
+    assert written
+    assert (role, row.failures) == ("task generator", 0)
+    assert any("Candidates:" in request.prompt for request in server.requests)
