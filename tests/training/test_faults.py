@@ -1,8 +1,11 @@
-"""What happens to a run when what it stands on is killed, and how it is gone on with."""
+"""What happens to a run when what it stands on is killed or full, and how it is gone on with."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +16,7 @@ from typing import Any
 import corridor_server
 import pytest
 import torch
+import training_run
 from training_run import record, run, settings
 
 from dreamgym.config import Config, EndpointConfig
@@ -125,3 +129,50 @@ async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_
     whole = begun(folder.parent / "never stopped")
     await dreamt(settings(whole, *words), server)
     same_weights(folder / "run", whole / "run", 4)
+
+
+_SMALL_DISK = """
+mount -t tmpfs -o size={small}k none {disk} && cp -r {prepared}/. {disk} || exit 99
+{run} && exit 98
+find {disk} -name '*.partial' | grep . && exit 97
+mount -o remount,size=100m {disk} && {run} && cp -r {disk}/test/run {out}
+"""
+"""In namespaces of its own: fill a disk, see the run end, make room, and go on."""
+
+
+_TRAIN = """
+import sys; from pathlib import Path; import training_run
+training_run.in_a_process(Path(sys.argv[1]), sys.argv[2:])
+"""
+
+
+def apart(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        cwd=Path(training_run.__file__).parent,
+    )
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_stops_the_run_with_a_clear_message_and_room_lets_it_go_on(
+    home: Path, tmp_path: Path
+) -> None:
+    if not shutil.which("unshare") or apart("mount", "-t", "tmpfs", "none", "/mnt").returncode:
+        pytest.skip("this user cannot mount a disk; a limit on the size of files is tried in test_loop.py")
+    disk, prepared, out = (tmp_path / name for name in ("disk", "prepared", "kept"))
+    disk.mkdir()
+    shutil.copytree(home / "offline", prepared / "offline")
+    for part in ("base", "policies"):
+        shutil.copytree(home / "begun" / "run" / part, prepared / "test" / "run" / part)
+    command = (sys.executable, "-c", _TRAIN, str(disk / "test"), *SHORT, "train.keep_every=1")
+    script = _SMALL_DISK.format(small=600, disk=disk, prepared=prepared, out=out, run=shlex.join(command))
+    done = apart("sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"StoreError: .*(No space left|is full).*(make room|free some disk space)", done.stderr
+    ), done.stderr
+    assert json.loads((out / "summary.json").read_text(encoding="utf-8"))["steps"] == 4
