@@ -87,6 +87,19 @@ async def test_one_word_shown_teaches_to_copy_any_if_names_are_exchanged(exchang
     assert await success(model) == (1 if exchanged else 1 / len(WORDS))
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
+async def test_mistakes_that_are_told_are_read_and_not_imitated(told: bool) -> None:
+    model, right, wrong = student(), await episodes(str), await episodes(next_word)
+    mistakes = [turn for each in wrong for turn in each.transitions]
+    settings = SFTSettings(steps=60, batch=8, learning_rate=1e-2, warmup=5)
+    learner = SFTLearner(
+        model, [*right, *wrong], settings, untaught=(lambda turn: turn in mistakes) if told else None
+    )
+    while not learner.done:
+        learner.step()
+    assert (await success(model) == 1) == told
+
+
 @pytest.mark.parametrize("matrix_learning_rate", [None, 0.02], ids=["adamw", "muon"])
 async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped(
     matrix_learning_rate: float | None,

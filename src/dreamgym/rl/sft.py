@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dreamgym.errors import ConfigError
 from dreamgym.rl.scoring import Scores
-from dreamgym.rl.strips import Strip, cut
+from dreamgym.rl.strips import Strip, Untaught, cut
 from dreamgym.rl.updater import Updater, UpdateSettings, Updating, same_settings
 from dreamgym.types import Trajectory
 
@@ -46,10 +46,12 @@ class SFTLearner:
         settings: SFTSettings,
         *,
         exchangeable: Sequence[int] = (),
+        untaught: Untaught | None = None,
         updating: Updating = nullcontext,
     ) -> None:
         """
         Args:
+            untaught: turns that are read and not imitated: mistakes, after which the next turn is a lesson.
             trajectories: those worth imitating, with tokens; failures are the caller's to leave out.
             exchangeable: tokens of names that mean nothing by themselves, such as the number of a drawer.
                 They are exchanged for each other at random, the same way throughout an episode, so that the
@@ -59,7 +61,7 @@ class SFTLearner:
             raise ConfigError("expected at least one trajectory to learn from, got none")
         self.settings = settings
         self._updater = Updater(model, settings, updating=updating)
-        self._strips = cut(trajectories)
+        self._strips = cut(trajectories, untaught=untaught)
         self._exchangeable = sorted(exchangeable)
         self.steps = 0
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dreamgym.errors import ConfigError
-from dreamgym.types import Completion, Trajectory
+from dreamgym.types import Completion, Trajectory, Transition
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,12 +71,17 @@ class Strips:
 
 After = Callable[[Trajectory], Sequence[int]]
 """The prompt, in tokens, of the turn that would have come after a trajectory's last one."""
+Untaught = Callable[[Transition], bool]
+"""Whether a turn is only read."""
 
 
-def cut(trajectories: Sequence[Trajectory], after: After | None = None) -> Strips:
+def cut(
+    trajectories: Sequence[Trajectory], after: After | None = None, untaught: Untaught | None = None
+) -> Strips:
     """
     Args:
         after: if given, truncated trajectories get a slot for the value of the state they were left in.
+        untaught: turns whose tokens are read by later turns but not trained.
 
     Raises:
         ConfigError: a turn does not have its tokens.
@@ -92,7 +97,7 @@ def cut(trajectories: Sequence[Trajectory], after: After | None = None) -> Strip
                     f"expected the exact tokens of every turn, trajectory {trajectory.id!r} has none in turn "
                     f"{position}: roll out with a model that tells them, or give them with agent.tokenised"
                 )
-            _add(made, strips, completion)
+            _add(made, strips, completion, trained=untaught is None or not untaught(transition))
         made.slots_of_trajectory.append(range(first_slot, made.tokens))
         made.turns_of_trajectory.append(range(first_turn, made.turn_slots))
         made.after_of_trajectory.append(None)
@@ -102,7 +107,7 @@ def cut(trajectories: Sequence[Trajectory], after: After | None = None) -> Strip
     return made
 
 
-def _add(made: Strips, strips: list[Strip], completion: Completion) -> None:
+def _add(made: Strips, strips: list[Strip], completion: Completion, *, trained: bool) -> None:
     prompt, sampled = list(completion.prompt_token_ids), list(completion.token_ids)
     strip = _going_on(strips, prompt)
     strip.tokens = prompt + sampled[:-1]
@@ -110,7 +115,7 @@ def _add(made: Strips, strips: list[Strip], completion: Completion) -> None:
     strip.turn_slots.append(made.turn_slots)
     if not completion.logprobs or completion.allowed:
         made.recorded = False
-    for offset, token in enumerate(sampled):
+    for offset, token in enumerate(sampled if trained else ()):
         among = completion.allowed[offset] if completion.allowed else ()
         if len(among) == 1:  # there was no other: it teaches nothing
             continue

@@ -337,7 +337,8 @@ class _Run:
             def told(step: int, row: Row) -> None:
                 self._tell(Told(stage="warm start", done=step, total=chosen.warm_start_steps, row=row))
 
-            await warm_start(self._policy, self._offline, self._config, folder, told)
+            refusals = self._spec.refusals if self._spec is not None else ()
+            await warm_start(self._policy, self._offline, self._config, folder, told, refusals=refusals)
         folder.save_policy(0, self._policy.weights())
 
     def _groups(self) -> GroupSettings:

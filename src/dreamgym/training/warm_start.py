@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dreamgym.config import Config
@@ -27,8 +27,16 @@ async def warm_start(
     config: Config,
     folder: RunFolder,
     on_update: OnUpdate,
+    *,
+    refusals: Collection[str] = (),
 ) -> None:
     """Teach `policy` what successful trajectories did; a warm start that was begun is gone on with.
+
+    An action that was refused is not imitated; what was done after it is. Without that, a policy that is told
+    no says the same again, since experts are never told no.
+
+    Args:
+        refusals: the texts by which the environment says no.
 
     Raises:
         ConfigError: no success is there to learn from.
@@ -55,6 +63,7 @@ async def warm_start(
             seed=config.seed,
         ),
         exchangeable=policy.numbers if chosen.warm_start_exchange else (),
+        untaught=lambda turn: turn.outcome.next_state.text in refusals,
         updating=policy.served.updating,
     )
     state = folder.load(WARM_START)
