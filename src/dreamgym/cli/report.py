@@ -19,6 +19,7 @@ from dreamgym.report.figures import Sheet, as_json, cost_sheet, evaluation_sheet
 from dreamgym.report.files import Problems, visible
 from dreamgym.report.gather import Run, find_runs, read_run
 from dreamgym.report.page import page
+from dreamgym.report.spending import spending_sheet
 from dreamgym.types import Trajectory
 
 _ABREAST = 4
@@ -58,7 +59,7 @@ def report_command(
     unread = problems.count + sum(run.problems.count for run in found)
     result = {"report": str(out), "runs": as_json(found), "recorded": len(beside), "problems": unread}
     sides = [turned(overview(found[start : start + _ABREAST])) for start in range(0, len(found), _ABREAST)]
-    sheets = [*sides, evaluation_sheet(found), cost_sheet(found)]
+    sheets = [*sides, evaluation_sheet(found), cost_sheet(found), spending_sheet(found)]
     screen.show(result, [_table(sheet) for sheet in sheets if sheet.rows], as_json=as_json_document)
     if unread:
         screen.err.print(f"{unread} places could not be read; the page says which", markup=False)

@@ -29,6 +29,7 @@ from dreamgym.report.figures import (
 )
 from dreamgym.report.files import visible
 from dreamgym.report.gather import Run
+from dreamgym.report.spending import spending_sheet
 from dreamgym.types import Trajectory
 
 
@@ -58,7 +59,14 @@ def page(runs: Sequence[Run], recorded: Sequence[Trajectory] = ()) -> str:
                 "Fidelity and drift",
                 [_table(fidelity_sheet(runs)), *map(_figure, fidelity_charts(runs))],
             ),
-            _section("cost", "What was spent", [_table(cost_sheet(runs))]),
+            _section(
+                "cost",
+                "What was spent",
+                [
+                    _table(cost_sheet(runs)),
+                    *(_table(asked) for asked in [spending_sheet(runs)] if asked.rows),
+                ],
+            ),
             _viewer(runs, recorded),
             _problems(runs),
             "</main>",

@@ -1,0 +1,238 @@
+"""What asking over HTTP costs: the endpoint's client against a plain load generator on the same server.
+
+    python benchmarks/endpoint.py [--quick] [--json] [--in-flight 64]
+
+`dreamgym models serve` runs in a process of its own over a small model. In turns, in the same run, it is
+asked the same questions by
+- a load generator: 64 sockets, requests prepared beforehand, replies not even parsed;
+- our endpoint (governor, metering, strict parsing, deadlines), cache off;
+- httpx used plainly: one client, one gather; and the `openai` client if it is installed.
+Beside it, the same weights in this process without any HTTP. The CPU time is that of the asking process
+alone. Memory: our endpoint against a server that answers at once, resident size at the end against that
+after a quarter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+
+from dreamgym.config import EndpointConfig
+from dreamgym.models import tiny
+from dreamgym.models.endpoint import Endpoint
+from dreamgym.models.http_server import Answer, Asked, HttpServer
+from dreamgym.models.local import LocalLanguageModel
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.types import CompletionRequest
+
+NAME = "served"
+WRITTEN = 16
+"""Tokens of a reply."""
+Ask = Callable[[list[CompletionRequest]], Awaitable[Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--in-flight", type=int, default=64)
+    given = parser.parse_args()
+    rounds, count, memory = (3, 192, 2000) if given.quick else (5, 512, 20_000)
+    result = asyncio.run(measured(given.in_flight, rounds, count, memory))
+    print(json.dumps(result, indent=2) if given.json else table(result))
+
+
+async def measured(in_flight: int, rounds: int, count: int, memory: int) -> dict[str, Any]:
+    questions = prompts(rounds * count)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = tiny.make_tokenizer([each.prompt for each in questions[:500]], vocab_size=1024)
+        tiny.save(tiny.make_model("tiny", tokenizer), tokenizer, Path(folder) / "model")
+        command = [sys.executable, "-m", "dreamgym", "models", "serve", folder, "--port", "0", "--name", NAME]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: ASYNC220
+            assert server.stdout is not None
+            try:
+                url = server.stdout.readline().split()[-1]
+                asking, closing = await ways(url, in_flight, Path(folder) / "model")
+                found = await in_turns(asking, questions, rounds, count)
+                for close in closing:
+                    await close()
+            finally:
+                server.terminate()
+    return {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "in_flight": in_flight,
+        "requests": rounds * count,
+        "ways": found,
+        "of_load_generator": {
+            name: statistics.median(
+                ours / raw
+                for ours, raw in zip(row["per_second"], found["load generator"]["per_second"], strict=True)
+            )
+            for name, row in found.items()
+        },
+        "memory": await memory_of(memory, in_flight),
+    }
+
+
+def prompts(count: int) -> list[CompletionRequest]:
+    """Greedy, all different: states of shipped trajectories under a number."""
+    texts = [
+        turn.state.text[:300]
+        for trajectory in read_trajectories(builtin_dataset("alfworld"))
+        for turn in trajectory.transitions[:6]
+    ]
+    return [
+        CompletionRequest(
+            prompt=f"{number}: {texts[number % len(texts)]}\n>", max_tokens=WRITTEN, stop=("\0",)
+        )
+        for number in range(count)
+    ]
+
+
+def body(request: CompletionRequest) -> dict[str, Any]:
+    return {"model": NAME, "prompt": request.prompt, "max_tokens": request.max_tokens, "temperature": 0}
+
+
+async def ways(
+    url: str, in_flight: int, weights: Path
+) -> tuple[dict[str, Ask], list[Callable[[], Awaitable[None]]]]:
+    settings = EndpointConfig(url=url, model=NAME, kind="completions", concurrency=in_flight)
+    endpoint = Endpoint(NAME, settings)
+    local = LocalLanguageModel.load(weights)
+    limits = httpx.Limits(max_connections=in_flight, max_keepalive_connections=in_flight)
+    plain = httpx.AsyncClient(limits=limits, timeout=None)
+
+    async def by_endpoint(some: list[CompletionRequest]) -> None:
+        await asyncio.gather(*(endpoint.ask(each, role="agent") for each in some))
+
+    async def in_process(some: list[CompletionRequest]) -> None:
+        places = asyncio.Semaphore(in_flight)
+
+        async def ask(request: CompletionRequest) -> None:
+            async with places:
+                await local.complete(request)
+
+        await asyncio.gather(*(ask(each) for each in some))
+
+    async def by_httpx(some: list[CompletionRequest]) -> None:
+        replies = await asyncio.gather(*(plain.post(f"{url}/completions", json=body(each)) for each in some))
+        assert all(reply.json()["choices"] for reply in replies)
+
+    asking: dict[str, Ask] = {
+        "load generator": lambda some: load(url, some, in_flight),
+        "our endpoint": by_endpoint,
+        "httpx, plainly": by_httpx,
+        "in process": in_process,
+    }
+    if find_spec("openai") is not None:
+        asking["openai, plainly"] = await _openai(url)
+    return asking, [endpoint.aclose, local.aclose, plain.aclose]
+
+
+async def _openai(url: str) -> Ask:
+    from openai import AsyncOpenAI  # type: ignore[import-not-found,unused-ignore]
+
+    client = AsyncOpenAI(base_url=url, api_key="none")
+
+    async def ask(some: list[CompletionRequest]) -> None:
+        await asyncio.gather(*(client.completions.create(**body(each)) for each in some))
+
+    return ask
+
+
+async def load(url: str, some: list[CompletionRequest], in_flight: int) -> None:
+    """The least that a client can do: sockets, and a look for the end of each reply."""
+    address = urlsplit(url)
+    waiting = []
+    for request in some:
+        sent = json.dumps(body(request)).encode()
+        head = f"POST {address.path}/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
+        waiting.append(head.encode() + sent)
+
+    async def line() -> None:
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        while waiting:
+            writer.write(waiting.pop())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b" 200 " in head[:16], head
+            size = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            await reader.readexactly(size)
+        writer.close()
+
+    await asyncio.gather(*(line() for _ in range(in_flight)))
+
+
+async def in_turns(
+    asking: dict[str, Ask], questions: list[CompletionRequest], rounds: int, count: int
+) -> dict[str, Any]:
+    """Every way answers every round's questions, in an order that moves on."""
+    for ask in asking.values():
+        await ask(questions[:32])
+    found: dict[str, Any] = {name: {"per_second": [], "client_ms": []} for name in asking}
+    for number in range(rounds):
+        some = questions[number * count : (number + 1) * count]
+        names = list(asking)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            began, cpu = time.perf_counter(), time.process_time()
+            await asking[name](some)
+            found[name]["per_second"].append(count / (time.perf_counter() - began))
+            found[name]["client_ms"].append((time.process_time() - cpu) / count * 1000)
+    return found
+
+
+async def memory_of(count: int, in_flight: int) -> dict[str, float]:
+    async def handle(asked: Asked) -> Answer:
+        return Answer.json(
+            {"choices": [{"text": "On the desk 1, you see a mug 2.", "finish_reason": "stop"}]}
+        )
+
+    server = HttpServer(handle)
+    await server.start()
+    settings = EndpointConfig(url=server.url, model=NAME, kind="completions", concurrency=in_flight)
+    endpoint, process = Endpoint(NAME, settings), psutil.Process()
+    sizes = []
+    for part in range(4):
+        for start in range(part * count // 4, (part + 1) * count // 4, 500):
+            some = [CompletionRequest(prompt=f"{number}") for number in range(start, start + 500)]
+            await asyncio.gather(*(endpoint.ask(each, role="agent") for each in some))
+        sizes.append(process.memory_info().rss)
+    await endpoint.aclose()
+    await server.aclose()
+    return {"requests": endpoint.spending.total.requests, "end_of_quarter": round(sizes[-1] / sizes[0], 3)}
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['machine']}; {result['requests']} requests, {result['in_flight']} in flight, "
+        f"{WRITTEN} tokens each; medians of rounds, [least, most]",
+        "",
+        "asked by            requests/s              of the load generator   CPU of the asker, ms/request",
+    ]
+    for name, row in result["ways"].items():
+        rates, cpu = row["per_second"], statistics.median(row["client_ms"])
+        spread = f"{statistics.median(rates):6.0f} [{min(rates):.0f}, {max(rates):.0f}]"
+        lines.append(f"{name:18}  {spread:22}  {result['of_load_generator'][name]:20.2f}x  {cpu:12.2f}")
+    memory = result["memory"]
+    lines += ["", f"memory over {memory['requests']:,} requests: {memory['end_of_quarter']:.3f}x"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

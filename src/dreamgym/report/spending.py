@@ -1,0 +1,51 @@
+"""What a run asked of endpoints, as a sheet: from `spending.json` in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dreamgym.report.figures import Sheet
+from dreamgym.report.files import Row, count, number, row_at
+from dreamgym.report.gather import Run
+
+_COUNTS = ("requests", "retries", "failures", "cache_hits", "prompt_tokens", "reply_tokens")
+
+
+def spending_sheet(runs: Sequence[Run]) -> Sheet:
+    """One line per stage, role and endpoint; none where no endpoint was asked."""
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        found = row_at(run.spending).get("rows")
+        told = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+        rows += [(run.name, *_names(row), *_amounts(row)) for row in told]
+        if len(told) > 1:
+            keys = {*_COUNTS, "shared", "seconds", "money", "perhaps"}
+            total: Row = {key: sum(number(row.get(key)) or 0.0 for row in told) for key in keys}
+            rows.append((run.name, "together", "", "", *_amounts(total)))
+    return Sheet(
+        title="What endpoints were asked",
+        columns=(
+            *("run", "stage", "role", "endpoint", "requests", "retries", "failures"),
+            *("from cache", "prompt tokens", "reply tokens", "seconds", "money"),
+        ),
+        rows=tuple(rows),
+        note="Money follows from the configured prices and the servers' own counts; what requests without an "
+        "answer may have cost beside stands after a +.",
+    )
+
+
+def _names(row: Row) -> tuple[str, str, str]:
+    return str(row.get("stage") or "–"), str(row.get("role", "")), str(row.get("endpoint", ""))
+
+
+def _amounts(row: Row) -> tuple[str, ...]:
+    hits = count(row.get("cache_hits")) + count(row.get("shared"))
+    asked = hits + count(row.get("requests")) + count(row.get("failures"))
+    perhaps = number(row.get("perhaps")) or 0.0
+    return (
+        *(f"{count(row.get(name)):,}" for name in ("requests", "retries", "failures")),
+        f"{hits / asked:.0%}" if asked else "–",
+        *(f"{count(row.get(name)):,}" for name in ("prompt_tokens", "reply_tokens")),
+        f"{number(row.get('seconds')) or 0.0:,.0f}",
+        f"{number(row.get('money')) or 0.0:.4f}" + (f" + {perhaps:.4f}" if perhaps else ""),
+    )
