@@ -42,6 +42,8 @@ FRESH, SHIPPED, EXPERIENCE = "trajectories", "shipped", "experience"
 _SHIPPED = 1500
 _IN_LINE = ("collect", "learn", "practice", "evaluation", "report")
 """Stages that take time one after another."""
+_LANES = (("experience", "fidelity"), ("warm start",))
+"""What goes on side by side while both models learn."""
 _MEASURED = ("collect", "experience", "fidelity")
 _COMPARED = ("difference", "first_only", "second_only", "p_value")
 _KEPT_EVERY = 5.0
@@ -71,7 +73,7 @@ class Plan:
     def of(cls, minutes: float, seed: int) -> Plan:
         """
         >>> Plan.of(15, 0).evaluation_episodes, Plan.of(2, 0).evaluation_episodes
-        (150, 14)
+        (150, 13)
         """
         if not minutes > 0:
             raise ConfigError(f"expected --minutes above 0, got {minutes:g}")
@@ -88,7 +90,7 @@ class Plan:
             shipped=min(_SHIPPED, of(_SHIPPED, 24)),
             experience_steps=of(500, 4),
             fidelity_episodes=of(20, 1),
-            warm_start_steps=of(400, 4),
+            warm_start_steps=of(700, 4),
             steps=of(30, 2),
             tasks=min(8, of(8, 2)),
             group=min(8, of(8, 2)),
@@ -231,11 +233,16 @@ class Progress:
         """Seconds that each stage which is not behind us will take, by the pace so far."""
         found: dict[str, float] = {}
         for stage in ("collect", "learn", "practice", "evaluation"):
-            parts = ("experience", "fidelity") if stage == "learn" else (stage,)
-            left = sum(self.plan.seconds_of(part) for part in parts if part not in self.results)
             if stage not in self.results:
-                found[stage] = max(0.0, left * self.pace - sum(self.seconds.get(p, 0.0) for p in parts))
+                lanes = _LANES if stage == "learn" else ((stage,),)
+                found[stage] = max(map(self._left, lanes))
         return found
+
+    def _left(self, stages: Sequence[str]) -> float:
+        """Seconds until these, one after another, are done."""
+        missing = [stage for stage in stages if stage not in self.results]
+        taken = sum(self.seconds.get(stage, 0.0) for stage in missing)
+        return max(0.0, self.pace * sum(map(self.plan.seconds_of, missing)) - taken)
 
     def left_for(self, stage: str) -> float:
         """Seconds of the minutes asked for that practice may take, so that evaluation still fits."""
