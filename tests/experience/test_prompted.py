@@ -20,6 +20,7 @@ from dreamgym.experience.reward import EvidenceJudge, SheetCheck
 from dreamgym.protocols import Keys
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import (
+    Completion,
     CompletionRequest,
     Demonstration,
     FailureKind,
@@ -168,6 +169,18 @@ async def test_what_never_reads_is_a_typed_failure_after_all_attempts(text: str,
         await predict(dreamer)
     assert caught.value.kind is kind
     assert [request.temperature for request in spoken.requests] == [0, 0, 0.7]
+
+
+async def test_a_reply_that_was_cut_off_is_told_with_the_setting_to_raise() -> None:
+    class Short:
+        async def complete(self, request: CompletionRequest) -> Completion:
+            return Completion(text=reply()[:40], finish_reason="length")
+
+    dreamer = PromptedExperienceModel(
+        Short(), name="short", form=FORM, settings=PromptedSettings(max_tokens=9)
+    )
+    with pytest.raises(EpisodeFailedError, match=r"cut off at prompted\.max_tokens=9: expected one JSON"):
+        await predict(dreamer)
 
 
 async def test_failures_of_the_endpoint_are_not_asked_again_here() -> None:

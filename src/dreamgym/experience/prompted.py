@@ -18,6 +18,7 @@ from dreamgym.experience.forms import Form, Question, Situation, filled
 from dreamgym.experience.reward import OwnWord
 from dreamgym.protocols import LanguageModel, Rewarder
 from dreamgym.types import (
+    Completion,
     CompletionRequest,
     FailureKind,
     Prediction,
@@ -26,8 +27,6 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
-
-_AGAIN = (FailureKind.PARSE_ERROR, FailureKind.CONTRADICTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +100,11 @@ class PromptedExperienceModel:
                 f"{self.name}: task {task.id!r} has no known first state, and this form imagines none",
             )
         for attempt in range(self._settings.attempts):
-            text = await self._ask(question, attempt)
+            reply = await self._ask(question, attempt)
             try:
-                return State(text=self._form.read_start(text))
+                return State(text=self._form.read_start(reply.text))
             except EpisodeFailedError as error:
-                problem = error
+                problem = self._cut_off(error, reply)
         raise self._given_up(problem)
 
     async def predict(
@@ -159,30 +158,30 @@ class PromptedExperienceModel:
     async def _told(self, question: Question, sheet: WorldSheet) -> Told:
         asked = question
         for attempt in range(self._settings.attempts):
-            text = await self._ask(asked, attempt)
+            reply = await self._ask(asked, attempt)
             try:
-                told = self._form.read(text)
+                told = self._form.read(reply.text)
                 _check_known(told, sheet, self._settings.sheet)
                 return told
             except EpisodeFailedError as error:
-                problem = error
+                problem = self._cut_off(error, reply)
             asked = question
             if attempt == 0 and question.schema is not None:
                 repair = filled(
                     "dream-repair.md",
                     question=question.prompt,
-                    reply=_sound(text)[: self._settings.text_limit],
+                    reply=_sound(reply.text)[: self._settings.text_limit],
                     problem=str(problem),
                 )
                 asked = replace(question, prompt=repair)
         raise self._given_up(problem)
 
-    async def _ask(self, question: Question, attempt: int) -> str:
+    async def _ask(self, question: Question, attempt: int) -> Completion:
         """Greedy at first and for the repair; a new try must be able to differ, the same way every time."""
         seed = int.from_bytes(
             hashlib.sha256(f"{attempt}\0{question.prompt}".encode(errors="replace")).digest()[:4]
         )
-        completion = await self._model.complete(
+        return await self._model.complete(
             CompletionRequest(
                 prompt=question.prompt,
                 system=question.system,
@@ -193,7 +192,15 @@ class PromptedExperienceModel:
                 seed=seed,
             )
         )
-        return completion.text
+
+    def _cut_off(self, problem: EpisodeFailedError, reply: Completion) -> EpisodeFailedError:
+        """The same problem, with its cause where the reply was not finished."""
+        if reply.finish_reason != "length":
+            return problem
+        limit = self._settings.max_tokens
+        return EpisodeFailedError(
+            problem.kind, f"the reply was cut off at prompted.max_tokens={limit}: {problem}"
+        )
 
     def _given_up(self, problem: EpisodeFailedError) -> EpisodeFailedError:
         attempts = self._settings.attempts
@@ -205,7 +212,7 @@ def _check_known(told: Told, sheet: WorldSheet, shown: bool) -> None:
     Raises:
         EpisodeFailedError: `CONTRADICTION`: it ends what is not so.
     """
-    if not shown:
+    if not shown or not sheet.facts:  # where nothing is known, ending something does nothing
         return
     unknown = [fact for fact in told.change.ended if fact not in sheet.facts]
     if unknown:

