@@ -242,3 +242,31 @@ async def test_a_factory_dreams_the_same_world_for_every_member_of_a_group() -> 
 def test_a_note_without_a_change_is_a_note() -> None:
     done = Outcome(next_state=State(text="x"), reward=0.0, terminated=False)
     assert "change:\n" in reply_text(Note(reasoning="nothing changes."), done)
+
+
+async def test_the_same_question_is_asked_once_if_replies_are_remembered_and_a_failure_is_not() -> None:
+    asked: list[str] = []
+
+    def answer(request: CompletionRequest) -> str:
+        asked.append(request.prompt)
+        if len(asked) == 1:
+            raise EpisodeFailedError(FailureKind.SERVER_DOWN, "down")
+        return reply_text(Note(reasoning="it opens."), opened)
+
+    opened = Outcome(next_state=State(text="You open the safe 1."), reward=0.0, terminated=False)
+    experience = ReasoningExperienceModel(
+        ScriptedLanguageModel(answer), name="test", settings=SETTINGS, remembered=1
+    )
+
+    async def predicted(action: str) -> str:
+        prediction = await experience.predict(TASK, SHEET, (), State(text="A room."), action)
+        return prediction.outcome.next_state.text
+
+    with pytest.raises(EpisodeFailedError):
+        await predicted("open safe 1")
+    together = await asyncio.gather(*(predicted("open safe 1") for _ in range(8)))
+    assert set(together) == {"You open the safe 1."}
+    assert len(asked) == 2
+    await predicted("close safe 1")
+    await predicted("open safe 1")
+    assert len(asked) == 4, "only so many are kept"

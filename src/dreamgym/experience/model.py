@@ -8,6 +8,7 @@ typed failure, which costs one episode. The same question always gets the same a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 from collections.abc import Collection, Sequence
@@ -47,6 +48,7 @@ class ReasoningExperienceModel:
         refusals: Collection[str] = (),
         attempts: int = 3,
         max_tokens: int = 400,
+        remembered: int = 0,
     ) -> None:
         """
         Args:
@@ -55,6 +57,8 @@ class ReasoningExperienceModel:
             refusals: the texts by which the environment says no: whatever else the reply claims then, nothing
                 changes and nothing is earned.
             attempts: how often an unreadable reply is asked for again, in all.
+            remembered: replies kept for whoever asks the same again; rollouts of one task often do. Only for
+                weights that do not change meanwhile.
         """
         self.name = name
         self._model = model
@@ -65,6 +69,8 @@ class ReasoningExperienceModel:
         self._refusals = frozenset(refusals)
         self._attempts = attempts
         self._max_tokens = max_tokens
+        self._remembered = remembered
+        self._replies: dict[tuple[str, int], asyncio.Future[Completion]] = {}
 
     @property
     def language_model(self) -> LanguageModel:
@@ -120,6 +126,21 @@ class ReasoningExperienceModel:
         raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
 
     async def _ask(self, question: str, attempt: int) -> Completion:
+        if not self._remembered:
+            return await self._complete(question, attempt)
+        key = (question, attempt)
+        reply = self._replies.get(key)
+        if reply is None:
+            if len(self._replies) >= self._remembered:
+                self._replies.pop(next(iter(self._replies)))
+            reply = self._replies[key] = asyncio.ensure_future(self._complete(question, attempt))
+        try:
+            return await asyncio.shield(reply)  # others may be waiting for it
+        except BaseException:
+            self._replies.pop(key, None)
+            raise
+
+    async def _complete(self, question: str, attempt: int) -> Completion:
         """Greedy at first; a second attempt must be able to differ, and still be the same every time."""
         seed = int.from_bytes(hashlib.sha256(f"{attempt}\0{question}".encode()).digest()[:4])
         return await self._model.complete(

@@ -173,6 +173,7 @@ def load_experience_model(
     memory: Memory | None = None,
     refusals: Collection[str] = (),
     without: Collection[Part] = (),
+    remembered: int = 0,
 ) -> ReasoningExperienceModel:
     """The experience model that a run has made, ready to predict.
 
@@ -181,6 +182,7 @@ def load_experience_model(
             another replay buffer.
         refusals: the texts by which its environment says no.
         without: what it shall do without, though it was taught with it.
+        remembered: replies kept for whoever asks the same again.
     """
     from dreamgym.models.local import LocalLanguageModel
 
@@ -199,6 +201,7 @@ def load_experience_model(
         memory=memory,
         refusals=refusals,
         attempts=settings.attempts,
+        remembered=remembered,
     )
 
 

@@ -30,6 +30,8 @@ from dreamgym.training.metering import MeteredFactory
 from dreamgym.training.predictions import WatchedModel
 from dreamgym.types import Task, Trajectory, WorldSheet
 
+_REMEMBERED = 20_000
+"""Replies of the experience model that are kept: a third of the questions of a step are asked twice."""
 _AT_ONCE = 50
 """Trajectories that are stored with one sync."""
 OnRow = Callable[[int, int], None]
@@ -153,6 +155,7 @@ def _experience_model(
         rewarder=grader,
         memory=memory,
         refusals=spec.refusals if spec is not None else (),
+        remembered=_REMEMBERED,
     )
     return model, TaughtRun.read(Path(name)).experience.refusal_ends
 
