@@ -155,6 +155,7 @@ async def test_an_unreadable_reply_is_sent_back_with_what_is_wrong_and_the_bette
         ("{", FailureKind.PARSE_ERROR),
         ("x" * 300_000, FailureKind.PARSE_ERROR),
         (reply(next_state="  \n "), FailureKind.PARSE_ERROR),
+        (reply(next_state="…"), FailureKind.PARSE_ERROR),
         (reply(success="yes"), FailureKind.PARSE_ERROR),
         (reply(confidence=7), FailureKind.PARSE_ERROR),
         (reply(extra=1), FailureKind.PARSE_ERROR),

@@ -41,6 +41,8 @@ _FENCE = re.compile(r"\A```(?:json)?\n(?P<inside>.*)\n```\Z", re.S)
 _THOUGHT = re.compile(r"\A\s*(?:<think>)?(?P<thought>(?:(?!<think>).)*?)</think>", re.S)
 _OBSERVATION = re.compile(r"<predicted_observation>(.*?)</predicted_observation>", re.S | re.I)
 _MARK = "**Environment Observation:**"
+_DOTS = " \t\r\n.…"
+"""A state of these alone is one that was copied from the form, or forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,7 @@ class JsonForm:
         True
         """
         reply = parsed(_Reply, text)
-        if not reply.next_state.strip():
+        if not reply.next_state.strip(_DOTS):
             raise _misfit("expected a next_state, got an empty one")
         if reply.success and not reply.terminated:
             raise EpisodeFailedError(
@@ -203,7 +205,7 @@ class JsonForm:
 
     def read_start(self, text: str) -> str:
         state = parsed(_Start, text).first_state.strip()
-        if not state:
+        if not state.strip(_DOTS):
             raise _misfit("expected a first_state, got an empty one")
         return state
 
