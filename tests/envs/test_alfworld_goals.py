@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dreamgym.envs.alfworld.generate import FAMILIES
 from dreamgym.envs.alfworld.goals import can_succeed, goal_met
@@ -102,3 +104,17 @@ def test_a_task_that_is_done_already_cannot_succeed() -> None:
     assert not can_succeed(
         asked("pick_and_place_simple"), house(plus=(("inreceptacle", "mug 1", "shelf 1"),))
     )
+
+
+_WORDS = st.sampled_from(
+    ["inreceptacle", "holds", "atlocation", "receptacleatlocation", "mug 1", "shelf 1", ""]
+)
+
+
+@given(facts=st.lists(st.lists(_WORDS, min_size=1, max_size=4).map(tuple), max_size=8))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_sheet_however_it_was_dreamt_breaks_the_check(family: str, facts: list[Fact]) -> None:
+    """A model that declares ``+ inreceptacle mug 1`` has ended a run by it."""
+    sheet = house(plus=tuple(facts))
+    assert goal_met(asked(family), sheet) in (True, False)
+    assert can_succeed(asked(family), sheet) in (True, False)

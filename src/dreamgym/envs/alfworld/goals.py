@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
-from dreamgym.types import Task, WorldSheet
+from dreamgym.types import Fact, Task, WorldSheet
 
 PROPERTY = {
     "pick_clean_then_place_in_recep": "isclean",
@@ -34,9 +34,9 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
         return _lit(sheet, wanted, str(goal["toggle_target"]).lower())
     place = str(goal["parent_target"]).lower()
     there: dict[str, list[str]] = {}
-    for fact in sheet.facts:
-        if fact[0] == "inreceptacle" and _kind(fact[1]) == wanted and _kind(fact[2]) == place:
-            there.setdefault(fact[2], []).append(fact[1])
+    for thing, where in _pairs(sheet.facts, "inreceptacle"):
+        if _kind(thing) == wanted and _kind(where) == place:
+            there.setdefault(where, []).append(thing)
     if family == "pick_two_obj_and_place":
         return any(len(things) >= 2 for things in there.values())
     needed = PROPERTY.get(family)
@@ -55,9 +55,9 @@ def can_succeed(task: Task, sheet: WorldSheet, *, contains: Mapping[str, Set[str
     family = str(goal["task_type"])
     wanted, place = str(goal["object_target"]), str(goal["parent_target"])
     facts = set(sheet.facts)
-    things = {fact[1] for fact in facts if fact[0] == "inreceptacle"}
-    things |= {fact[2] for fact in facts if fact[0] == "holds"}
-    stands = {_kind(fact[1]) for fact in facts if fact[0] == "receptacleatlocation"}
+    things = {thing for thing, _ in _pairs(facts, "inreceptacle")}
+    things |= {thing for _, thing in _pairs(facts, "holds")}
+    stands = {_kind(where) for where, _ in _pairs(facts, "receptacleatlocation")}
     found = [thing for thing in things if _kind(thing) == wanted.lower() and ("pickupable", thing) in facts]
     if family == "look_at_obj_in_light":
         lamp = str(goal["toggle_target"]).lower()
@@ -82,16 +82,18 @@ def _goal(task: Task) -> Mapping[str, object]:
 def _lit(sheet: WorldSheet, wanted: str, lamp: str) -> bool:
     """The thing is in hand, and a lamp that was switched stands where the agent is."""
     facts = set(sheet.facts)
-    held = any(fact[0] == "holds" and _kind(fact[2]) == wanted for fact in facts)
-    here = {fact[2] for fact in facts if fact[0] == "atlocation"}
-    stands = {f[1] for f in facts if f[0] == "receptacleatlocation" and f[2] in here}
+    held = any(_kind(thing) == wanted for _, thing in _pairs(facts, "holds"))
+    here = {location for _, location in _pairs(facts, "atlocation")}
+    stands = {where for where, location in _pairs(facts, "receptacleatlocation") if location in here}
     return held and any(
-        fact[0] == "inreceptacle"
-        and fact[2] in stands
-        and _kind(fact[1]) == lamp
-        and ("istoggled", fact[1]) in facts
-        for fact in facts
+        where in stands and _kind(thing) == lamp and ("istoggled", thing) in facts
+        for thing, where in _pairs(facts, "inreceptacle")
     )
+
+
+def _pairs(facts: Iterable[Fact], relation: str) -> Iterator[tuple[str, str]]:
+    """What a relation holds between. A dreamt sheet may hold one with too few names, which says nothing."""
+    return ((fact[1], fact[2]) for fact in facts if fact[0] == relation and len(fact) == 3)
 
 
 def _kind(name: str) -> str:

@@ -15,7 +15,7 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
     True
     """
     facts = set(sheet.facts)
-    wanted = {fact[1] for fact in facts if fact[0] == "wins"}
+    wanted = {fact[1] for fact in facts if fact[0] == "wins" and len(fact) > 1}
     if wanted:
         return any(("in", thing, PLAYER) in facts for thing in wanted)
     return ("consumed", MEAL) in facts
@@ -24,7 +24,7 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
 def lost(sheet: WorldSheet) -> bool:
     """Whether an ingredient is spoilt, the meal burnt, or the wrong treasure in hand."""
     house = House(sheet.facts)
-    if any(house.carried(fact[1]) for fact in house.facts if fact[0] == "loses"):
+    if any(house.carried(fact[1]) for fact in house.facts if fact[0] == "loses" and len(fact) > 1):
         return True
     return "burned" in house.marks[MEAL] or any(
         spoilt(house, food)
@@ -46,7 +46,7 @@ def can_succeed(task: Task, sheet: WorldSheet) -> bool:
     if goal_met(task, sheet) or lost(sheet):
         return False
     rooms = _rooms_in_reach(house)
-    wanted = [fact[1] for fact in house.facts if fact[0] == "wins"]
+    wanted = [fact[1] for fact in house.facts if fact[0] == "wins" and len(fact) > 1]
     if wanted:
         return any(_in_reach(house, thing, rooms) for thing in wanted)
     if _in_reach(house, MEAL, rooms):
@@ -83,7 +83,7 @@ def _in_reach(house: House, thing: str, rooms: set[str], opening: frozenset[str]
 
 
 def _can_be_opened(house: House, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()) -> bool:
-    keys = [fact[1] for fact in house.facts if fact[0] == "match" and fact[2] == thing]
+    keys = [fact[1] for fact in house.facts if fact[0] == "match" and fact[2:3] == (thing,)]
     return any(_in_reach(house, key, rooms, opening | {thing}) for key in keys)
 
 

@@ -187,7 +187,7 @@ def _named(house: House, kind: str, names: list[str]) -> Iterator[str]:
 
 
 def _decides(fact: Fact, names: list[str]) -> bool:
-    return fact[0] in ("wins", "loses") or (fact[0] == "match" and fact[1] in names)
+    return fact[0] in ("wins", "loses") or (fact[0] == "match" and len(fact) > 1 and fact[1] in names)
 
 
 def _room(house: House, room: str) -> Iterator[str]:
