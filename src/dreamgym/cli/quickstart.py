@@ -118,7 +118,8 @@ class _Quickstart:
         self._progress.finish("collect", summary(report, config))
 
     def _learn(self) -> None:
-        """The experience model and the agent's warm start learn side by side, a core for each."""
+        """First the experience model. Then the agent's warm start, which begins with its weights, on one core
+        while the dream is measured on the other."""
         import torch
 
         from dreamgym.training.beside import TrainingBeside
@@ -126,6 +127,10 @@ class _Quickstart:
         done, threads = self._progress.results, torch.get_num_threads()
         shown: dict[str, tuple[int, int]] = {}
         with self._progress.timed("learn"), ExitStack() as stack:
+            if "experience" not in done:
+                with self._progress.timed("experience") as tick, screen.progress() as bar:
+                    taught = asyncio.run(self._teach(_Bars(bar, None, shown), tick))
+                self._progress.finish("experience", taught)
             beside = None
             if "warm start" not in done:
                 torch.set_num_threads(1)
@@ -134,10 +139,6 @@ class _Quickstart:
                 told_so_far = shown.__setitem__
                 beside = TrainingBeside(config, lambda what, now, of: told_so_far(what, (now, of)))
                 stack.enter_context(beside)
-            if "experience" not in done:
-                with self._progress.timed("experience") as tick, screen.progress() as bar:
-                    taught = asyncio.run(self._teach(_Bars(bar, beside, shown), tick))
-                self._progress.finish("experience", taught)
             if "fidelity" not in done:
                 with self._progress.timed("fidelity"):
                     self._progress.finish("fidelity", self._measure())
@@ -230,7 +231,7 @@ class _Quickstart:
 
 
 class _Bars:
-    """How far teaching here and the warm start beside it are."""
+    """How far teaching here, or the warm start in another process, is."""
 
     def __init__(self, bar: Bar, beside: TrainingBeside | None, shown: Mapping[str, tuple[int, int]]) -> None:
         self._bar = bar
@@ -244,7 +245,7 @@ class _Bars:
         if self._beside is not None:
             self._beside.wait()
             if "warm start" in self._shown:
-                self._update("warm start beside it", *self._shown["warm start"], "")
+                self._update("warm start", *self._shown["warm start"], "")
 
     def _update(self, name: str, done: int, total: int, note: str) -> None:
         if name not in self._jobs:
@@ -285,7 +286,7 @@ def _spent_table(result: Mapping[str, Any]) -> Table:
         )
         for stage, spent in result["stages"].items()
     ]
-    title = f"what it took: {_about(result['seconds'])}; the warm start ran beside the experience model"
+    title = f"what it took: {_about(result['seconds'])}; the dream was measured beside the warm start"
     return screen.table(title, "stage", "time", "real steps", "synthetic steps", rows=rows)
 
 

@@ -26,7 +26,7 @@ USUAL = 15.0
 """Minutes that the full plan is made for, on 2 idle cores."""
 STAGES = {
     "collect": "recording real games, made on the spot",
-    "learn": "teaching the experience model and, beside it, the agent's warm start",
+    "learn": "teaching the experience model, then the agent's warm start while the dream is measured",
     "experience": "teaching the experience model",
     "fidelity": "measuring it against reality",
     "warm start": "imitating recorded successes (SFT)",
@@ -39,11 +39,12 @@ SPLIT = "valid_unseen"
 SFT, DREAMGYM = "sft", "dreamgym"
 """The two policies: after imitation, and after practice in the dream."""
 FRESH, SHIPPED, EXPERIENCE = "trajectories", "shipped", "experience"
-_SHIPPED = 1500
+_SHIPPED = {"alfworld": 1500, "alfworld-mistakes": 400}
+"""Trajectories of the package; the second kind shows what is refused, and what to do then."""
 _IN_LINE = ("collect", "learn", "practice", "evaluation", "report")
 """Stages that take time one after another."""
-_LANES = (("experience", "fidelity"), ("warm start",))
-"""What goes on side by side while both models learn."""
+_LANES = (("experience", "warm start"), ("experience", "fidelity"))
+"""While both models learn: the second of each goes on beside the other."""
 _MEASURED = ("collect", "experience", "fidelity")
 _COMPARED = ("difference", "first_only", "second_only", "p_value")
 _KEPT_EVERY = 5.0
@@ -87,14 +88,14 @@ class Plan:
             minutes=minutes,
             seed=seed,
             episodes=of(60, 4),
-            shipped=min(_SHIPPED, of(_SHIPPED, 24)),
+            shipped=min(sum(_SHIPPED.values()), of(sum(_SHIPPED.values()), 24)),
             experience_steps=of(500, 4),
             fidelity_episodes=of(20, 1),
-            warm_start_steps=of(700, 4),
-            steps=of(30, 2),
+            warm_start_steps=of(160, 4),
+            steps=of(40, 2),
             tasks=min(8, of(8, 2)),
             group=min(8, of(8, 2)),
-            horizon=min(20, of(20, 6)),
+            horizon=min(30, of(30, 6)),
             evaluation_episodes=of(150, 2),
         )
 
@@ -115,11 +116,11 @@ class Plan:
             "steps": 0,
             "warm_start_steps": self.warm_start_steps,
             "warm_start_batch": 8,
-            "warm_start_rate": 3e-3,
+            "warm_start_rate": 1e-3,
             "warm_start_matrix_rate": 0.02,
             "warm_start_exchange": True,
         }
-        return self._config(train=chosen)
+        return self._config(out, train=chosen)
 
     def practice_config(self, out: Path, data: list[str], seconds: float) -> Config:
         chosen = {
@@ -137,10 +138,13 @@ class Plan:
             "horizon": self.horizon,
             "monitors": "warn",
         }
-        return self._config(train=chosen, curriculum={"every": 4})
+        return self._config(out, train=chosen, curriculum={"every": 4})
 
-    def _config(self, **sections: dict[str, Any]) -> Config:
-        agent, learner = {"history": 20}, {"learning_rate": 3e-4, "micro_tokens": 2048}
+    def _config(self, out: Path, **sections: dict[str, Any]) -> Config:
+        # The agent begins with what the experience model has learnt of this world's language: a third of the
+        # updates from scratch bring it further (docs/log.md).
+        agent = {"history": 20, "model": f"hf:{out / EXPERIENCE / 'model'}"}
+        learner = {"learning_rate": 3e-4, "minibatch": 16, "micro_tokens": 2048}
         return validate(Config, {"seed": self.seed, "agent": agent, "learner": learner, **sections})
 
     @property
@@ -152,9 +156,9 @@ class Plan:
         """What a stage takes on 2 idle cores, as measured: the first estimate."""
         return {
             "collect": 5 + 0.35 * self.episodes,
-            "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.65 * self.experience_steps,
+            "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.5 * self.experience_steps,
             "fidelity": 5 + 1.5 * self.fidelity_episodes,
-            "warm start": 10 + 0.008 * (self.shipped + self.episodes) + 0.4 * self.warm_start_steps,
+            "warm start": 10 + 0.008 * (self.shipped + self.episodes) + 0.8 * self.warm_start_steps,
             "practice": self.preparing + 0.01 * self.steps * self.tasks * self.group * self.horizon,
             "evaluation": 10 + 0.5 * self.evaluation_episodes,
             "report": 3,
@@ -301,12 +305,14 @@ def told(stage: str) -> str:
 
 def offline(out: Path, plan: Plan) -> list[str]:
     """The trajectories to learn from: those recorded now, and as many of the shipped ones as planned."""
-    if plan.shipped >= _SHIPPED:
-        return [str(out / FRESH), "builtin:alfworld"]
+    whole = sum(_SHIPPED.values())
+    if plan.shipped >= whole:
+        return [str(out / FRESH), *(f"builtin:{name}" for name in _SHIPPED)]
     folder = out / SHIPPED
     with TrajectoryWriter(folder) as writer:
-        if len(writer.ids) < plan.shipped:
-            writer.append(list(islice(read_trajectories(builtin_dataset()), plan.shipped)))
+        for name, count in _SHIPPED.items():
+            wanted = islice(read_trajectories(builtin_dataset(name)), plan.shipped * count // whole)
+            writer.append([each for each in wanted if each.id not in writer.ids])
     return [str(out / FRESH), str(folder)]
 
 
