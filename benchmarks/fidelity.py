@@ -3,7 +3,7 @@
     python benchmarks/fidelity.py [--cells default-0 default-1 …] [--runs FOLDER] [--results FOLDER] [--table]
 
 A cell is one `dreamgym experience train` from the shipped trajectories and one `dreamgym experience eval` on
-real episodes in unseen rooms, which are recorded once: 240, and 120 of them for the short cells. The seed of
+real episodes in unseen rooms, which are recorded once: 240, and 80 of them for the other cells. The seed of
 the recording is one that nothing was chosen by. Each cell is resumable, and its result is a file of its own;
 the table is made from whatever is there. `--table` makes only that. The goal is read off the world sheet;
 `own-word` cells are the same models taken at their own word. A default cell takes about twenty minutes of one
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SHORT = ("--steps", "750")
+SHORT = ("--steps", "300")
 OWN_WORD = "own-word"
 CELLS: dict[str, tuple[str, ...]] = {
     **{f"default-{seed}": ("--seed", str(seed)) for seed in range(3)},
@@ -36,7 +36,7 @@ CELLS: dict[str, tuple[str, ...]] = {
     "short-no-sheet": (*SHORT, "--no-sheet"),
     "short-llama": (*SHORT, "--set", "experience.family=llama"),
 }
-EPISODES = 240
+EPISODES, FEWER = 240, 80
 COLUMNS = (
     ("next state exact", ("steps", "next_state_exact")),
     ("success agrees", ("steps", "success", "agreement")),
@@ -78,7 +78,7 @@ def measure(cell: str, runs: Path, result: Path) -> None:
     if not times.exists():
         spent = dreamgym("experience", "train", *taught)
         times.write_text(json.dumps(spent), encoding="utf-8")
-    asked = ("--episodes", str(EPISODES // 2 if cell.startswith("short") else EPISODES))
+    asked = ("--episodes", str(EPISODES if cell.startswith("default") else FEWER))
     grader = ("--reward", "model") if cell.startswith(OWN_WORD) else ()
     dreamgym("experience", "eval", str(run), "--data", str(unseen), *asked, *grader)
     found = {
