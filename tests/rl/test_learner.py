@@ -13,8 +13,9 @@ from dreamgym.errors import ConfigError
 from dreamgym.models.local import LocalLanguageModel
 from dreamgym.protocols import Learner
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
+from dreamgym.rl.learner import PolicyLearner
 from dreamgym.rl.ppo import PPOLearner, PPOSettings
-from dreamgym.types import RolloutGroup
+from dreamgym.types import RolloutGroup, State
 
 
 async def groups_of(model: Any, size: int = 8) -> list[RolloutGroup]:
@@ -68,6 +69,43 @@ async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None
     for task, (good, bad) in chosen.items():
         said = [t.transitions[0].action for t in again[task].trajectories]
         assert said.count(good) > said.count(bad)
+
+
+def refused(group: RolloutGroup, member: int) -> RolloutGroup:
+    """The environment said no to what this member did."""
+    made = list(group.trajectories)
+    (turn,) = made[member].transitions
+    turn = replace(turn, outcome=replace(turn.outcome, next_state=State(text="No.")))
+    made[member] = replace(made[member], transitions=(turn,))
+    return replace(group, trajectories=tuple(made))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+async def test_a_refused_turn_becomes_unlikely_even_in_an_episode_that_succeeded(algorithm: str) -> None:
+    model = student()
+    groups = [refused(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
+    chosen = {
+        group.task.id: [t.transitions[0].action for t in group.trajectories]
+        for group in groups
+        if group.trajectories[0].transitions[0].action != group.trajectories[1].transitions[0].action
+    }
+    assert chosen
+    settings: dict[str, Any] = {
+        "learning_rate": 3e-3,
+        "epochs": 3,
+        "refusal_penalty": 3.0,
+        "refusals": ("No.",),
+    }
+    learner: PolicyLearner
+    if algorithm == "grpo":
+        learner = GRPOLearner(model, GRPOSettings(**settings))
+    else:
+        learner = PPOLearner(model, PPOSettings(**settings), after=after())
+    for _ in range(10):
+        learner.update(groups)
+    again = {group.task.id: group for group in await groups_of(model)}
+    for task, (wrong, _) in chosen.items():
+        assert wrong not in [t.transitions[0].action for t in again[task].trajectories]
 
 
 async def test_the_kl_term_holds_the_policy_back() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from dreamgym.rl.learner import Lesson, PolicyLearner, PolicySettings, returns_of
-from dreamgym.rl.objectives import group_advantages, unanimous
+from dreamgym.rl.objectives import advantage_unit, group_advantages, unanimous
 from dreamgym.rl.strips import cut
 from dreamgym.types import RolloutGroup
 
@@ -22,7 +23,8 @@ class GRPOSettings(PolicySettings):
 
 
 class GRPOLearner(PolicyLearner):
-    """A trajectory's tokens share the advantage of its return in its group; unanimous groups are skipped."""
+    """A trajectory's tokens share the advantage of its return in its group, less the penalty of their turn if
+    it was refused; unanimous groups are skipped."""
 
     settings: GRPOSettings
 
@@ -34,12 +36,21 @@ class GRPOLearner(PolicyLearner):
         strips = cut([trajectory for group in torn for trajectory in group.trajectories])
         of_each = torch.cat([group_advantages(returns_of(group), scale_by_std=scale) for group in torn])
         counts = torch.tensor([len(slots) for slots in strips.slots_of_trajectory])
+        advantages = of_each.repeat_interleave(counts)
+        if self.settings.refusal_penalty:
+            turns = torch.cat([self._penalties_of(group) for group in torn])
+            advantages = advantages - turns[torch.tensor(strips.turn_of_slot, dtype=torch.long)]
         behaviour = self._recorded(strips)
         once = self.settings.epochs == 1 and (self.settings.minibatch or len(counts)) >= len(counts)
         if behaviour is None and not once:
             behaviour = self._logprobs(self._scorer, strips)
         return Lesson(
             strips=strips,
-            advantages=of_each.repeat_interleave(counts).to(self._scorer.device),
+            advantages=advantages.to(self._scorer.device),
             behaviour=behaviour,
         )
+
+    def _penalties_of(self, group: RolloutGroup) -> Tensor:
+        """Of each turn, in the unit that the group's advantages have."""
+        found = torch.tensor([lost for each in group.trajectories for lost in self._penalties(each)])
+        return found / advantage_unit(returns_of(group)) if self.settings.scale_by_std else found

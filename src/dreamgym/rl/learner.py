@@ -28,7 +28,7 @@ from dreamgym.rl.objectives import LengthNormalisation
 from dreamgym.rl.scoring import Scorer, Scores
 from dreamgym.rl.strips import Strips
 from dreamgym.rl.updater import Updater, UpdateSettings, Updating, restore, same_settings
-from dreamgym.types import RolloutGroup
+from dreamgym.types import RolloutGroup, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,11 @@ class PolicySettings(UpdateSettings):
     """What ratios compare with: log-probs as sampled, or as the weights give them before the update. They
     differ in the last bits, which depend on what else was in a batch of the engine: recomputed, a run is
     equal to the bit wherever its tokens are. Where actions were enforced, they are always recomputed."""
+    refusal_penalty: float = 0.0
+    """Taken from the reward of a turn that was refused (verl-agent's invalid-action penalty, there 0.1): that
+    turn is to blame, whatever became of its episode."""
+    refusals: tuple[str, ...] = ()
+    """The texts by which the environment says no."""
     lengths: LengthNormalisation = "token"
     typical_length: float = 100.0
     """Tokens of a trajectory, for ``lengths="constant"``."""
@@ -122,6 +127,11 @@ class PolicyLearner(ABC):
             found |= self._learn(lesson)
         self.steps += 1
         return found | {"seconds": time.perf_counter() - began}
+
+    def _penalties(self, trajectory: Trajectory) -> list[float]:
+        """What each turn loses for having been refused."""
+        said = (turn.outcome.next_state.text for turn in trajectory.transitions)
+        return [self.settings.refusal_penalty if text in self.settings.refusals else 0.0 for text in said]
 
     @abstractmethod
     def _prepare(self, groups: Sequence[RolloutGroup]) -> Lesson | None:

@@ -32,7 +32,12 @@ def group_advantages(returns: Tensor, *, scale_by_std: bool = True) -> Tensor:
     centred = returns - returns.mean()
     if not scale_by_std or returns.numel() < 2:
         return centred
-    return centred / (returns.std() + _TINY)
+    return centred / advantage_unit(returns)
+
+
+def advantage_unit(returns: Tensor) -> Tensor:
+    """The standard deviation of a group, never nothing."""
+    return returns.std() + _TINY
 
 
 def unanimous(returns: Tensor) -> bool:

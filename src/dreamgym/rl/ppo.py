@@ -96,7 +96,12 @@ class PPOLearner(PolicyLearner):
             trajectories, strips.turns_of_trajectory, strips.after_of_trajectory, strict=True
         ):
             advantages = gae(
-                [transition.outcome.reward for transition in trajectory.transitions],
+                [
+                    transition.outcome.reward - lost
+                    for transition, lost in zip(
+                        trajectory.transitions, self._penalties(trajectory), strict=True
+                    )
+                ],
                 expected[turns.start : turns.stop],
                 0.0 if after is None else expected[after],
                 discount=self.settings.discount,

@@ -163,8 +163,12 @@ async def opened_policy(name: str, *, device: Device = "auto") -> AsyncIterator[
         await policy.served.aclose()
 
 
-def make_learner(config: Config, policy: PolicyModel) -> PolicyLearner:
-    """The learner that the settings name, over this policy's weights."""
+def make_learner(config: Config, policy: PolicyModel, refusals: tuple[str, ...] = ()) -> PolicyLearner:
+    """The learner that the settings name, over this policy's weights.
+
+    Args:
+        refusals: the texts by which the environment says no.
+    """
     from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
     from dreamgym.rl.ppo import PPOLearner, PPOSettings
 
@@ -174,8 +178,9 @@ def make_learner(config: Config, policy: PolicyModel) -> PolicyLearner:
         for name in (
             *("learning_rate", "matrix_learning_rate", "gradient_clip", "micro_tokens", "epochs"),
             *("minibatch", "clip_low", "clip_high", "kl", "entropy", "behaviour", "lengths"),
+            "refusal_penalty",
         )
-    } | {"temperature": config.agent.temperature, "seed": config.seed}
+    } | {"temperature": config.agent.temperature, "seed": config.seed, "refusals": refusals}
     updating = policy.served.updating
     if chosen.algorithm == "grpo":
         settings = GRPOSettings(scale_by_std=chosen.scale_by_std, **shared)

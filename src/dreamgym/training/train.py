@@ -201,13 +201,9 @@ class _Run:
             stack, config, self._spec, self._folder, self._offline, given, self._remembered
         )
         await self._warm_start()
-        learner = make_learner(config, policy)
+        learner = make_learner(config, policy, self._refusals)
         source = await self._tasks(stack, given, world, make_tasks)
-        monitors = Monitors(
-            MonitorSettings(
-                patience=chosen.patience, action=chosen.monitors, reply_limit=config.agent.max_tokens
-            )
-        )
+        monitors = self._monitors()
         self._ledger = ledger = Ledger(
             config=chosen,
             folder=self._folder,
@@ -243,7 +239,7 @@ class _Run:
             if chosen.evaluate_every and given.real is not None
             else None,
             seed=config.seed,
-            refusals=self._spec.refusals if self._spec is not None else (),
+            refusals=self._refusals,
             on_step=self._say,
         )
         self._say({}, [])
@@ -337,9 +333,17 @@ class _Run:
             def told(step: int, row: Row) -> None:
                 self._tell(Told(stage="warm start", done=step, total=chosen.warm_start_steps, row=row))
 
-            refusals = self._spec.refusals if self._spec is not None else ()
-            await warm_start(self._policy, self._offline, self._config, folder, told, refusals=refusals)
+            await warm_start(self._policy, self._offline, self._config, folder, told, refusals=self._refusals)
         folder.save_policy(0, self._policy.weights())
+
+    @property
+    def _refusals(self) -> tuple[str, ...]:
+        return self._spec.refusals if self._spec is not None else ()
+
+    def _monitors(self) -> Monitors:
+        chosen = self._config.train
+        limit = self._config.agent.max_tokens
+        return Monitors(MonitorSettings(patience=chosen.patience, action=chosen.monitors, reply_limit=limit))
 
     def _groups(self) -> GroupSettings:
         chosen = self._config.train
