@@ -144,7 +144,7 @@ class Plan:
         # The agent begins with what the experience model has learnt of this world's language: a third of the
         # updates from scratch bring it further (docs/log.md).
         agent = {"history": 20, "model": f"hf:{out / EXPERIENCE / 'model'}"}
-        learner = {"learning_rate": 1e-3, "minibatch": 16, "refusal_penalty": 0.3, "micro_tokens": 2048}
+        learner = {"learning_rate": 5e-4, "refusal_penalty": 0.3, "micro_tokens": 2048}
         return validate(Config, {"seed": self.seed, "agent": agent, "learner": learner, **sections})
 
     @property
