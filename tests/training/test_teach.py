@@ -11,9 +11,10 @@ import pytest
 
 from dreamgym.config import Config, ExperienceConfig
 from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
-from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
+from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, StoreError
 from dreamgym.experience.plain import PlainTeacher
 from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.durable import lock_directory
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
 from dreamgym.training.teach import TaughtRun, load_experience_model, own_memory, teach
 from dreamgym.types import Prediction
@@ -72,6 +73,12 @@ async def test_what_a_run_was_begun_with_is_kept_and_something_else_is_refused(
     assert (run / "run.json").read_bytes() == kept["run.json"]
     await taught(attempts=5)  # alters nothing that was learnt
     assert TaughtRun.read(run).experience.attempts == 5
+
+
+async def test_two_processes_cannot_teach_in_one_folder(data: Path, tmp_path: Path) -> None:
+    with lock_directory(tmp_path), pytest.raises(StoreError, match="another process"):
+        await teach(small(), [data], HouseholdTeacher(), tmp_path, actor=AGENT)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_run_from_before_teachers_were_written_down_can_be_read(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply import OPENINGS, PromptSettings
 from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
 from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.durable import lock_directory
 from dreamgym.replay.embed import make_embedder
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.student import make_student
@@ -68,7 +69,24 @@ async def teach(
         actor: the agent's name among the facts, where the environment gives it one.
         memory: where demonstrations come from, if the settings ask for any; a replay buffer of the very
             trajectories is made in the folder if none is given.
+
+    Raises:
+        StoreError: another process teaches in this folder.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_directory(folder):
+        return await _teach(config, data, teacher, folder, actor, memory, on_progress)
+
+
+async def _teach(
+    config: Config,
+    data: Sequence[Path],
+    teacher: Teacher,
+    folder: Path,
+    actor: str | None,
+    memory: Memory | None,
+    on_progress: OnProgress | None,
+) -> Progress:
     settings = config.experience
     made_with = TaughtRun(
         experience=settings,
@@ -78,7 +96,6 @@ async def teach(
         teacher=teacher.name,
     )
     made_with.check_goes_on(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     recorded = [found for path in data for found in read_trajectories(path)]
     if settings.demonstrations and memory is None:
         with own_memory(folder, config.replay.embedder) as own:
