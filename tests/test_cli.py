@@ -37,6 +37,7 @@ def test_the_commands_are_these() -> None:
         "data",
         "buffer",
         "experience",
+        "models",
         "tasks",
     }
 
@@ -91,7 +92,11 @@ def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: 
         (["buffer", "stats", "nowhere.sqlite"], 5, "nowhere.sqlite"),
         (["tasks", "list", "nowhere"], 3, "expected the file of a task pool"),
         (["play", "--env", "textworld", "--task", "999999999"], 2, "holds 100000 tasks"),
-        (["train", "--dry-run"], 2, "expected train.experience to name the run of an experience model"),
+        (
+            ["train", "--dry-run"],
+            2,
+            "expected train.experience to name who dreams: the run of an experience model",
+        ),
         (["train", "--world", "real", "--set", "train.stesp=1"], 2, "did you mean 'train.steps'?"),
         (["train", "--sim-to-real", "nowhere"], 2, "needs --real-steps"),
         (["train", "--sim-to-real", "no", "--real-steps", "9"], 3, "expected the folder of a training run"),

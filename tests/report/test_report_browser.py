@@ -128,7 +128,7 @@ def test_the_dream_stands_beside_reality_and_says_where_they_part(page: Page) ->
 def test_reasoning_demonstrations_and_sheet_changes_can_be_opened(page: Page) -> None:
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     text = page.evaluate("document.querySelector('.stage').innerText")
-    assert "hands are free" in text
+    assert "hand holds laptop 2, needs laptop 2: yes" in text
     assert "similarity 0.875" in text
     assert "− inreceptacle(laptop 2, sidetable 1)" in text
     assert "World sheet at the start: 44 facts" in text

@@ -280,7 +280,7 @@ async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
         ((DREAM, "agent.enforce_actions=true"), "which the dream does not have"),
         ((DREAM, "train.tasks_from=environment"), "needs train.world=real"),
         ((DREAM, "train.real_steps=5"), "needs train.world=real"),
-        ((DREAM, "train.reward=sheet"), "cannot check a sheet"),
+        ((DREAM, "train.reward=sheet"), "sheet where the environment can check one"),
         ((DREAM, "train.worlds=recombined"), "cannot tell whether a task can succeed"),
         (("train.split=tran",), "to take tasks from"),
         (("agent.adapter=lora",), "adapts pretrained weights"),
