@@ -45,7 +45,8 @@ _IN_LINE = ("collect", "learn", "practice", "evaluation", "report")
 """Stages that take time one after another."""
 _LANES = (("experience", "warm start"), ("experience", "fidelity"))
 """While both models learn: the second of each goes on beside the other."""
-_MEASURED = ("collect", "experience", "fidelity")
+_MEASURED = ("experience",)
+"""By what the pace of a machine is told: recording is quick where games are kept from before."""
 _COMPARED = ("difference", "first_only", "second_only", "p_value")
 _KEPT_EVERY = 5.0
 """Seconds of a stage that a `kill -9` may leave uncounted."""
@@ -156,7 +157,7 @@ class Plan:
         """What a stage takes on 2 idle cores, as measured: the first estimate."""
         return {
             "collect": 5 + 0.35 * self.episodes,
-            "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.5 * self.experience_steps,
+            "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.55 * self.experience_steps,
             "fidelity": 5 + 1.5 * self.fidelity_episodes,
             "warm start": 10 + 0.008 * (self.shipped + self.episodes) + 0.8 * self.warm_start_steps,
             "practice": self.preparing + 0.01 * self.steps * self.tasks * self.group * self.horizon,
@@ -240,6 +241,8 @@ class Progress:
             if stage not in self.results:
                 lanes = _LANES if stage == "learn" else ((stage,),)
                 found[stage] = max(map(self._left, lanes))
+        if "practice" in found and "learn" in self.results:  # by now the minutes that are left are known
+            found["practice"] = min(found["practice"], self.plan.preparing + self.left_for("practice"))
         return found
 
     def _left(self, stages: Sequence[str]) -> float:
