@@ -142,8 +142,8 @@ class Plan:
         return self._config(out, train=chosen, curriculum={"every": 4})
 
     def _config(self, out: Path, **sections: dict[str, Any]) -> Config:
-        # The agent begins with what the experience model has learnt of this world's language: a third of the
-        # updates from scratch bring it further (docs/log.md).
+        # The agent begins with what the experience model has learnt of this world's language; what that is
+        # worth was not measured by itself (docs/log.md).
         agent = {"history": 20, "model": f"hf:{out / EXPERIENCE / 'model'}"}
         learner = {"learning_rate": 5e-4, "refusal_penalty": 0.3, "micro_tokens": 2048}
         return validate(Config, {"seed": self.seed, "agent": agent, "learner": learner, **sections})
