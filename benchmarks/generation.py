@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from dreamgym.models.local import LocalLanguageModel
-from dreamgym.models.packed import PackedBackend
+from dreamgym.models.packed import PackedBackend, PackedForward
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.models.workspace import Step
 from dreamgym.replay.builtin import builtin_dataset
@@ -140,18 +140,16 @@ def middle(played: list[Played], name: str) -> float:
 
 
 def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played, list[Step], float]:
-    language_model = LocalLanguageModel(model, tokenizer, closing_tokens=(), threads=torch.get_num_threads())
-    backend = language_model._engine._backend
-    assert isinstance(backend, PackedBackend)
-    forward, steps = backend.forward, []
+    language_model = LocalLanguageModel(model, tokenizer, closing_tokens=())
+    steps: list[Step] = []
 
     class Noting:
-        reach = forward.reach
-        refresh = forward.refresh
+        def __init__(self, forward: PackedForward) -> None:
+            self.reach, self.refresh, self.forward = forward.reach, forward.refresh, forward
 
         def __call__(self, tokens: Any, step: Step, workspace: Any) -> Any:
             steps.append(step)
-            return forward(tokens, step, workspace)
+            return self.forward(tokens, step, workspace)
 
     async def episode(number: int, script: Script) -> list[str]:
         conversation, texts = script.start + "\n>", []
@@ -166,7 +164,10 @@ def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played
         await language_model.aclose()
         return texts
 
-    backend.forward = Noting()
+    for lane in language_model._lanes.all:
+        backend = lane.engine._backend
+        assert isinstance(backend, PackedBackend)
+        backend.forward = Noting(backend.forward)
     played = timed(lambda: asyncio.run(all_episodes()))
     meter = language_model.meter
     return played, steps, meter.reused_tokens / meter.prompt_tokens

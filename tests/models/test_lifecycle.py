@@ -162,8 +162,8 @@ async def test_eviction_costs_recomputation_and_nothing_else() -> None:
     assert texts[0] == texts[1] == texts[2]
     assert roomy.meter.reused_tokens > tight.meter.reused_tokens >= 0
     assert none.meter.reused_tokens == 0
-    assert 0 < tight._engine.store.size <= 20_000
-    assert len(none._engine.store) == 0
+    assert 0 < tight._lanes.all[0].engine.store.size <= 20_000
+    assert len(none._lanes.all[0].engine.store) == 0
     await asyncio.gather(roomy.aclose(), tight.aclose(), none.aclose())
 
 
@@ -174,6 +174,43 @@ async def test_a_small_batch_serves_everybody_in_the_end() -> None:
     await asyncio.gather(wide.aclose(), narrow.aclose())
 
 
+async def test_two_lanes_say_what_one_says_and_share_the_work() -> None:
+    one, two = opened(lanes=1), opened(lanes=2)
+    assert await play(one, episodes=80, turns=2) == await play(two, episodes=80, turns=2)
+    done = [lane.engine.meter.requests for lane in two._lanes.all]
+    assert done == [80, 80]
+    assert one.meter.requests == two.meter.requests == 160
+    assert one.meter.reused_tokens == two.meter.reused_tokens > 0
+    await asyncio.gather(one.aclose(), two.aclose())
+
+
+async def test_a_second_lane_waits_until_the_first_has_enough() -> None:
+    language_model = opened(lanes=2)
+    await play(language_model, episodes=12)
+    assert [lane.conversations for lane in language_model._lanes.all] == [12, 0]
+    for number in range(12):
+        language_model.forget(str(number))
+    assert [lane.conversations for lane in language_model._lanes.all] == [0, 0]
+    await asyncio.gather(*(language_model.complete(ask(seed=seed)) for seed in range(40)))
+    assert all(lane.engine.meter.requests for lane in language_model._lanes.all)
+    assert [lane.under_way for lane in language_model._lanes.all] == [0, 0]
+    await language_model.aclose()
+
+
+async def test_every_lane_sees_new_weights() -> None:
+    model = small_models.model()
+    language_model = LocalLanguageModel(model, small_models.tokenizer(), closing_tokens=(), lanes=2)
+    requests = [ask(f"episode {number}: {PROMPT}", conversation=str(number)) for number in range(40)]
+    await asyncio.gather(*map(language_model.complete, requests))
+    with language_model.updating(), torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.3)
+    for completion in await asyncio.gather(*map(language_model.complete, requests)):
+        own = small_models.own_logprobs(model, completion.prompt_token_ids, completion.token_ids)
+        assert completion.logprobs == pytest.approx(own, abs=1e-3)
+    await language_model.aclose()
+
+
 async def test_a_forgotten_conversation_frees_its_memory() -> None:
     language_model = opened()
     await play(language_model, episodes=3, turns=1)
@@ -181,8 +218,8 @@ async def test_a_forgotten_conversation_frees_its_memory() -> None:
         language_model.forget(str(number))
     language_model.forget("never heard of")
     await language_model.complete(ask())
-    assert language_model._engine.store.size == 0
-    assert not language_model._engine.transcripts._turns
+    assert language_model._lanes.all[0].engine.store.size == 0
+    assert not language_model._lanes.all[0].engine.transcripts._turns
     await language_model.aclose()
 
 
@@ -206,8 +243,8 @@ async def test_a_caller_who_gives_up_disturbs_nobody() -> None:
     impatient[2].cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await impatient[2]
-    await until(lambda: not language_model._working)
-    assert language_model._engine.idle
+    await until(lambda: not language_model._lanes.all[0]._working)
+    assert language_model._lanes.all[0].engine.idle
     assert language_model.meter.sampled_tokens < 6 * 100 + 3 * 900
     await asyncio.gather(calm.aclose(), language_model.aclose())
 
@@ -270,7 +307,7 @@ async def test_a_failing_pass_fails_only_those_concerned(kind: type[torch.nn.Emb
 async def test_a_batch_that_is_too_much_is_made_smaller() -> None:
     model = with_embedding(Stumbling)
     language_model = opened(model)
-    language_model._engine._backend.forward._twin.model.embed_tokens.most = 40  # type: ignore[attr-defined]
+    language_model._lanes.all[0].engine._backend.forward._twin.model.embed_tokens.most = 40  # type: ignore[attr-defined]
     choices = ("look", "inventory")
     requests = [ask(prompt_token_ids=tuple(range(260, 270)), choices=choices, seed=s) for s in range(20)]
     answers = await asyncio.gather(*map(language_model.complete, requests))
@@ -316,8 +353,8 @@ async def test_the_threads_of_the_model_are_not_those_of_its_owner() -> None:
     language_model = opened(threads=2)
     before = torch.get_num_threads()
     await language_model.complete(ask())
-    assert language_model._worker is not None
-    assert language_model._worker.submit(torch.get_num_threads).result() == 2
+    assert language_model._lanes.all[0].worker is not None
+    assert language_model._lanes.all[0].worker.submit(torch.get_num_threads).result() == 2
     assert torch.get_num_threads() == before
     await language_model.aclose()
 

@@ -18,7 +18,7 @@ from typing import Any
 from dreamgym.config import Section, nearest_name, validate
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import EnvironmentFactory, Teacher
-from dreamgym.types import Task, WorldSheet
+from dreamgym.types import State, Task, Transition, WorldSheet
 
 GROUP = "dreamgym.environments"
 
@@ -52,6 +52,9 @@ class EnvironmentSpec:
     evaluation_instructions: Callable[[Any], Awaitable[Sequence[str]]] | None = None
     """Takes validated `options`: instructions of its evaluation splits, told without playing, which no
     generated task may repeat."""
+    think: Callable[[Task, Sequence[Transition], State], str | None] | None = None
+    """What an agent should have in mind before an action, from nothing but what it was told: thoughts for
+    recorded trajectories that have none."""
     refusals: tuple[str, ...] = ()
     """The exact texts by which it says no to an action: nothing has changed, and nothing is earned."""
 

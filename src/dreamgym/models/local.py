@@ -1,6 +1,7 @@
 """A language model in this process: any Hugging Face causal LM behind the role `protocols.LanguageModel`.
 
-Coroutines ask one by one; one worker thread computes for all of them at once and leaves the event loop free.
+Coroutines ask one by one; a worker thread (`lane`) computes for all of them at once and leaves the event loop
+free.
 The weights are the ones given, not a copy: after an optimiser's step the next completion comes from the new
 ones.
 """
@@ -8,20 +9,19 @@ ones.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
-from dreamgym.models.backends import choose_backend
-from dreamgym.models.engine import Engine, Meter, Settled, Ticket
+from dreamgym.errors import ConfigError, EpisodeFailedError
+from dreamgym.models.backends import Backend, choose_backend
+from dreamgym.models.engine import Engine, Meter, Ticket
+from dreamgym.models.lane import Lane, Lanes
 from dreamgym.models.text import TextCodec
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
@@ -30,6 +30,8 @@ _UNLIMITED_POSITIONS = 8192
 """For models that name no limit of their own."""
 _SMALL = 16_000_000
 _PROBES = 8
+_ENOUGH = 32
+"""Conversations that fill a lane's steps: with fewer, two lanes are slower than one."""
 
 
 class LocalLanguageModel:
@@ -56,6 +58,7 @@ class LocalLanguageModel:
         max_batch: int = 256,
         cache_bytes: int = 2 << 30,
         threads: int | None = None,
+        lanes: int | None = None,
         closing_tokens: Sequence[int] | None = None,
         parse_special_tokens: bool = False,
         backend: str | None = None,
@@ -68,6 +71,8 @@ class LocalLanguageModel:
                 A conversation that had to go costs its recomputation.
             threads: of one matrix product on a CPU. By default torch's number, but 1 for small models, whose
                 products end before a second thread of a busy machine has woken up.
+            lanes: batches computed side by side. By default 1, but 2 for small models where torch may use
+                more than one thread. The limits above are divided among them.
             closing_tokens: end a completion; by default those of the model's generation settings.
             parse_special_tokens: read names of special tokens in prompts as such tokens, as chat templates
                 want it. Off, they are text, and no state of an environment can end a turn.
@@ -75,32 +80,37 @@ class LocalLanguageModel:
         """
         self._model = model
         self._tokenizer = tokenizer
-        self._codec = TextCodec(tokenizer, parse_special_tokens=parse_special_tokens)
         made_for = getattr(model.config, "max_position_embeddings", None) or _UNLIMITED_POSITIONS
         if closing_tokens is None:
             closing_tokens = _closing_tokens(model, tokenizer)
         self._wanted = backend
         self.backend, chosen = choose_backend(model, only=backend)
         small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
-        self._threads = threads or (1 if small else torch.get_num_threads())
+        allowed = torch.get_num_threads() if next(model.parameters()).device.type == "cpu" else 1
+        count = lanes or (min(2, allowed) if small else 1)
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._look_up_parameters()
-        self._engine = Engine(
-            chosen,
-            self._codec,
-            positions=min(made_for, context or made_for),
-            closing=closing_tokens,
-            max_batch=max_batch,
-            cache_bytes=cache_bytes,
-            fingerprint=self._fingerprint,
-        )
-        self._inbox: deque[Ticket | Callable[[], None]] = deque()
-        self._lock = threading.Lock()
-        self._weights = threading.Lock()
-        self._worker: ThreadPoolExecutor | None = None
-        self._working = False
+        self._served: dict[Engine, list[int]] = {}
+
+        def lane(backend: Backend, tokenizer: Any) -> Lane:
+            engine = Engine(
+                backend,
+                TextCodec(tokenizer, parse_special_tokens=parse_special_tokens),
+                positions=min(made_for, context or made_for),
+                closing=closing_tokens,
+                max_batch=max(1, max_batch // count),
+                cache_bytes=cache_bytes // count,
+                fingerprint=self._fingerprint,
+            )
+            self._served[engine] = [id(parameter) for parameter in self._parameters]
+            return Lane(engine, threads=threads or (1 if small else allowed), restart=self._restart)
+
+        more = [  # a tokenizer serves one thread at a time
+            lane(choose_backend(model, only=self.backend)[1], copy.deepcopy(tokenizer))
+            for _ in range(count - 1)
+        ]
+        self._lanes = Lanes([lane(chosen, tokenizer), *more], enough=_ENOUGH)
         self._closed = False
-        self._stale = False
 
     @classmethod
     def load(cls, source: str | Path, *, device: str | None = None, **settings: Any) -> LocalLanguageModel:
@@ -139,7 +149,9 @@ class LocalLanguageModel:
 
     @property
     def meter(self) -> Meter:
-        return self._engine.meter
+        """Of all lanes together."""
+        meters = [lane.engine.meter for lane in self._lanes.all]
+        return Meter(**{each.name: sum(getattr(m, each.name) for m in meters) for each in fields(Meter)})
 
     async def complete(self, request: CompletionRequest) -> Completion:
         """
@@ -152,39 +164,40 @@ class LocalLanguageModel:
         loop = asyncio.get_running_loop()
         ticket = Ticket(with_system(request))
         ticket.waiter = loop.create_future()
-        # Not at once: whoever else is ready now may come along.
-        self._inbox.append(ticket)
-        loop.call_soon(self._wake)
+        lane = self._lanes.of(request.conversation)
+        lane.put(ticket)
+        lane.under_way += 1
+        loop.call_soon(lane.wake)
         try:
             return await ticket.waiter  # type: ignore[no-any-return]
         finally:
             ticket.cancelled = True
+            lane.under_way -= 1
 
     def forget(self, conversation: str) -> None:
         """A conversation is over: frees what it left behind."""
-        self._tell(lambda: self._engine.forget(conversation))
+        self._lanes.forget(conversation)
 
     def weights_changed(self) -> None:
         """Drops everything remembered under the old weights.
 
         Optimiser steps are noticed without this; parameters or modules that were replaced (adapters) are not.
         """
-        self._stale = True
+        for lane in self._lanes.all:
+            lane.expire()
 
     @contextmanager
     def updating(self) -> Iterator[None]:
         """For changing weights while requests are under way: between two steps, and noticed at once."""
-        with self._weights:
+        with ExitStack() as stack:
+            for lane in self._lanes.all:
+                stack.enter_context(lane.held())
             yield
-            self._stale = True
 
     async def aclose(self) -> None:
-        """Ends the worker; whoever still waits gets an error. May be called twice."""
-        if not self._closed:
-            self._tell(lambda: None)
+        """Ends the workers; whoever still waits gets an error. May be called twice."""
         self._closed = True
-        if self._worker is not None:
-            await asyncio.to_thread(self._worker.shutdown)
+        await asyncio.gather(*(lane.aclose() for lane in self._lanes.all))
 
     def _check(self, request: CompletionRequest) -> None:
         ids = request.prompt_token_ids
@@ -219,57 +232,13 @@ class LocalLanguageModel:
         self._trained = [parameter for parameter in parameters if parameter.requires_grad] or parameters
         self._probed = self._trained[:: max(1, len(self._trained) // _PROBES)]
 
-    def _restart(self) -> None:
-        known = [id(parameter) for parameter in self._parameters]
+    def _restart(self, engine: Engine) -> None:
         self._look_up_parameters()
-        chosen = None
-        if known != [id(parameter) for parameter in self._parameters]:  # adapters, say
+        chosen, known = None, [id(parameter) for parameter in self._parameters]
+        if known != self._served[engine]:  # adapters, say
             self.backend, chosen = choose_backend(self._model, only=self._wanted)
-        self._engine.restart(chosen)
-        self._stale = False
-
-    def _tell(self, message: Callable[[], None]) -> None:
-        if not self._closed:
-            self._inbox.append(message)
-            self._wake()
-
-    def _wake(self) -> None:
-        with self._lock:
-            if self._working or not self._inbox:
-                return
-            if self._worker is None:
-                # torch counts threads per thread: the owner of the event loop keeps its own number.
-                self._worker = ThreadPoolExecutor(
-                    1, "dreamgym-model", initializer=torch.set_num_threads, initargs=(self._threads,)
-                )
-            self._working = True
-        self._worker.submit(self._work)
-
-    def _work(self) -> None:
-        """In the worker's thread: until nobody waits."""
-        while True:
-            while self._inbox:
-                item = self._inbox.popleft()
-                if isinstance(item, Ticket):
-                    self._engine.take(item)
-                else:
-                    item()
-            if self._closed:
-                gone = EpisodeFailedError(FailureKind.SERVER_DOWN, "the model was closed before it answered")
-                _deliver(self._engine.abandon(gone))
-            with self._lock:
-                if self._engine.idle and not self._inbox:
-                    self._working = False
-                    return
-            try:
-                with self._weights:
-                    if self._stale:
-                        self._restart()
-                    settled = self._engine.step()
-            except Exception as error:  # a bug of ours; nobody may wait for ever
-                broken = EpisodeFailedError(FailureKind.CRASHED, f"{type(error).__name__}: {error}")
-                settled = self._engine.abandon(broken)
-            _deliver(settled)
+            self._served[engine] = known
+        engine.restart(chosen)
 
 
 def with_system(request: CompletionRequest) -> CompletionRequest:
@@ -287,23 +256,3 @@ def _closing_tokens(model: Any, tokenizer: Any) -> list[int]:
         ids = getattr(source, "eos_token_id", None)
         found += [] if ids is None else ids if isinstance(ids, list) else [ids]
     return list(dict.fromkeys(found))
-
-
-def _deliver(settled: Sequence[Settled]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[Settled]] = {}
-    for ticket, answer in settled:
-        by_loop.setdefault(ticket.waiter.get_loop(), []).append((ticket, answer))
-    for loop, answers in by_loop.items():
-        with suppress(RuntimeError):  # a loop that has closed: nobody waits there
-            loop.call_soon_threadsafe(_settle, answers)
-
-
-def _settle(answers: Sequence[Settled]) -> None:
-    for ticket, answer in answers:
-        future = ticket.waiter
-        if future.done():
-            continue
-        if isinstance(answer, DreamGymError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)

@@ -54,10 +54,10 @@ class PolicyModel:
 
     @property
     def numbers(self) -> list[int]:
-        """Tokens that are numbers; none of pretrained weights, which know what numbers mean."""
+        """Tokens that are numbers."""
         from dreamgym.models.tiny import number_tokens
 
-        return [] if self.config.model.startswith(PREFIX) else number_tokens(self.tokenizer)
+        return number_tokens(self.tokenizer)
 
     def weights(self) -> dict[str, Any]:
         """What learns, copied."""

@@ -333,7 +333,9 @@ class _Run:
             def told(step: int, row: Row) -> None:
                 self._tell(Told(stage="warm start", done=step, total=chosen.warm_start_steps, row=row))
 
-            await warm_start(self._policy, self._offline, self._config, folder, told, refusals=self._refusals)
+            think = self._spec.think if self._spec is not None else None
+            given = self._policy, self._offline, self._config, folder, told
+            await warm_start(*given, refusals=self._refusals, think=think)
         folder.save_policy(0, self._policy.weights())
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dreamgym.config import Config
@@ -12,13 +13,14 @@ from dreamgym.errors import ConfigError
 from dreamgym.training.checkpoints import METRICS, WARM_START, RunFolder
 from dreamgym.training.metrics import MetricsLog
 from dreamgym.training.policy import PolicyModel
-from dreamgym.types import Trajectory
+from dreamgym.types import State, Task, Trajectory, Transition, history
 
 _TOLD_EVERY = 10
 _KEPT_EVERY = 100
 """Updates that a crash may cost."""
 
 OnUpdate = Callable[[int, dict[str, Any]], None]
+Think = Callable[[Task, Sequence[Transition], State], str | None]
 
 
 async def warm_start(
@@ -29,6 +31,7 @@ async def warm_start(
     on_update: OnUpdate,
     *,
     refusals: Collection[str] = (),
+    think: Think | None = None,
 ) -> None:
     """Teach `policy` what successful trajectories did; a warm start that was begun is gone on with.
 
@@ -37,6 +40,7 @@ async def warm_start(
 
     Args:
         refusals: the texts by which the environment says no.
+        think: writes the thoughts of turns that have none, for an agent that thinks before it acts.
 
     Raises:
         ConfigError: no success is there to learn from.
@@ -45,6 +49,8 @@ async def warm_start(
 
     chosen = config.train
     successes = [each for each in trajectories if each.success]
+    if config.agent.thought and think is not None:
+        successes = [thoughtful(each, think) for each in successes]
     lessons = policy.tokenised(successes)
     if not lessons:
         raise ConfigError(
@@ -86,6 +92,17 @@ async def warm_start(
                 await asyncio.sleep(0)  # where Ctrl-C gets through
         finally:
             keep()
+
+
+def thoughtful(trajectory: Trajectory, think: Think) -> Trajectory:
+    """The same, with a thought in every turn that has one to have."""
+    return replace(
+        trajectory,
+        transitions=tuple(
+            turn if turn.thought else replace(turn, thought=think(trajectory.task, past, turn.state))
+            for past, turn in history(trajectory)
+        ),
+    )
 
 
 def seconds_of(state: Mapping[str, Any] | None) -> float:

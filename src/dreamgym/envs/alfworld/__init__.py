@@ -22,6 +22,7 @@ from dreamgym.envs.alfworld.instructions import (
     task_from_instruction,
 )
 from dreamgym.envs.alfworld.teacher import AGENT, REFUSAL, HouseholdTeacher
+from dreamgym.envs.alfworld.thoughts import think
 from dreamgym.envs.engines import EngineProcess, Engines
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
@@ -195,5 +196,6 @@ SPEC = EnvironmentSpec(
     can_succeed=can_succeed_here,
     task_from_instruction=task_from_instruction,
     evaluation_instructions=lambda options: evaluation_instructions(options.data),
+    think=think,
     refusals=(REFUSAL,),
 )

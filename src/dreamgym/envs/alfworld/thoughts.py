@@ -1,0 +1,107 @@
+"""What an agent should have in mind at a step of a household task, in a few words.
+
+The words say what is wanted next and where it is seen: nothing that the agent was not told. A small model
+that writes them down first has the name that it must copy in its last line, and knows how far it is without
+reading the whole episode again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dreamgym.envs.alfworld.instructions import task_from_instruction
+from dreamgym.types import State, Task, Transition
+
+_THING = r"([a-z]+ \d+)"
+_ARRIVED = re.compile(rf"You arrive at {_THING}\.")
+_TAKEN = re.compile(rf"You pick up the {_THING} from")
+_MOVED = re.compile(rf"You move the {_THING} to the {_THING}\.")
+_TREATED = re.compile(rf"You (clean|heat|cool) the {_THING} using")
+_CLOSED = re.compile(rf"The {_THING} is closed\.")
+_TREATMENT = {
+    "pick_clean_then_place_in_recep": "clean",
+    "pick_heat_then_place_in_recep": "heat",
+    "pick_cool_then_place_in_recep": "cool",
+}
+
+
+def think(task: Task, history: Sequence[Transition], state: State) -> str | None:
+    """None where the task's goal cannot be told.
+
+    >>> task = Task(id="t", instruction="put a mug in safe", environment="alfworld", parameters={"goal": {
+    ...     "task_type": "pick_and_place_simple", "object_target": "Mug", "parent_target": "Safe"}})
+    >>> think(task, [], State(text="The drawer 1 is closed."))
+    'find mug: drawer 1 is closed'
+    >>> think(task, [], State(text="On the desk 1, you see a mug 2, and a pen 1."))
+    'find mug: mug 2 is here'
+    """
+    goal = _goal(task)
+    if goal is None:
+        return None
+    wanted, place = str(goal["object_target"]).lower(), str(goal.get("parent_target") or "").lower()
+    done = _Done()
+    for told in (*(transition.state.text for transition in history), state.text):
+        done.add(told, place)
+    held = done.held if done.held is not None and _kind(done.held) == wanted else None
+    if held is None and done.held is not None:
+        return f"put {done.held} away"
+    if held is None:
+        return f"find {wanted}: {_seen(wanted, state.text, done.placed)}"
+    family = str(goal["task_type"])
+    treatment = _TREATMENT.get(family)
+    if treatment is not None and (treatment, held) not in done.treated:
+        return f"{treatment} {held}"
+    if family == "look_at_obj_in_light":
+        lamp = str(goal["toggle_target"]).lower()
+        known = [name for name in done.seen_at if _kind(name) == lamp]
+        return f"look at {held}: " + (f"{known[0]} is at {done.seen_at[known[0]]}" if known else "not here")
+    return f"put {held} in {place}"
+
+
+@dataclass(slots=True)
+class _Done:
+    """What has come of an episode so far, as the agent was told."""
+
+    held: str | None = None
+    treated: set[tuple[str, str]] = field(default_factory=set)
+    placed: set[str] = field(default_factory=set)
+    at: str = ""
+    seen_at: dict[str, str] = field(default_factory=dict)
+
+    def add(self, text: str, place: str) -> None:
+        if found := _ARRIVED.search(text):
+            self.at = found[1]
+        self.seen_at |= dict.fromkeys(re.findall(rf"\ba {_THING}", text), self.at) if self.at else {}
+        if found := _TAKEN.search(text):
+            self.held = found[1]
+            self.placed.discard(found[1])
+        elif found := _MOVED.search(text):
+            self.held = None
+            if _kind(found[2]) == place:
+                self.placed.add(found[1])
+        elif found := _TREATED.search(text):
+            self.treated.add((found[1], found[2]))
+
+
+def _seen(kind: str, text: str, but: set[str]) -> str:
+    """The thing of a kind that the text mentions, the first by number if there are several."""
+    seen = sorted(int(number) for number in re.findall(rf"\b{kind} (\d+)\b", text))
+    for name in (f"{kind} {number}" for number in seen):
+        if name not in but:
+            return f"{name} is here"
+    closed = _CLOSED.search(text)
+    return f"{closed[1]} is closed" if closed else "not here"
+
+
+def _goal(task: Task) -> Mapping[str, object] | None:
+    found = task.parameters.get("goal")
+    if not isinstance(found, Mapping):
+        known = task_from_instruction(task.instruction)
+        found = known.parameters["goal"] if known is not None else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(" ")[0]
