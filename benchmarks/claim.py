@@ -42,8 +42,10 @@ class Place:
 
     options: tuple[str, ...] = ()
     """Of the real environment."""
+    shipped: tuple[str, ...] = ()
+    """Offline trajectories that come with the package."""
     recorded: tuple[tuple[str, ...], ...] = ()
-    """Offline trajectories: policy, episodes and seed of each folder; none for the shipped ones."""
+    """Others: policy, episodes and seed of each folder."""
     taught: tuple[str, ...] = ()
     """How the experience model is taught."""
     agent: tuple[str, ...] = ()
@@ -60,20 +62,22 @@ PLACES = {
     "textworld": Place(
         options=("family=cooking", "ingredients=1", "rooms=6", "foods=train", "games=300"),
         recorded=(("mix", "900", "0"), ("clumsy:0.3", "300", "1")),
-        taught=("--steps", "500"),
+        taught=("--steps", "800"),
         agent=(
-            *("agent.vocabulary=1024", "agent.max_tokens=16", "train.horizon=30"),
-            *("train.warm_start_steps=150", "train.warm_start_batch=16"),
-            *("train.warm_start_rate=3e-3", "train.warm_start_matrix_rate=0.02"),
+            *("agent.max_tokens=16", "train.horizon=30"),
+            *("train.warm_start_steps=150", "train.warm_start_batch=8"),
+            *("train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
         ),
         unseen="test",
         real_steps=80_000,
         steps=60,
     ),
     "alfworld": Place(
+        shipped=("builtin:alfworld", "builtin:alfworld-mistakes"),
         agent=(
-            *("train.warm_start_steps=300", "train.warm_start_batch=16"),
-            *("train.warm_start_rate=3e-3", "train.warm_start_matrix_rate=0.02"),
+            *("agent.thought=true", "train.horizon=30"),
+            *("train.warm_start_steps=250", "train.warm_start_batch=8"),
+            *("train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
         ),
         unseen="valid_unseen",
         real_steps=64_000,
@@ -123,10 +127,13 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
     """The stages of a cell in order; the last one is the policy's own."""
     place, home = PLACES[cell.env], runs / cell.env
     data = [home / f"data-{policy.partition(':')[0]}" for policy, _, _ in place.recorded]
-    sources = [str(folder) for folder in data] or [f"builtin:{cell.env}"]
+    sources = [*place.shipped, *map(str, data)]
     options = settings(f"environment.options.{option}" for option in place.options)
     named = (*words("--data", sources), "--env", cell.env, "--seed", str(cell.seed), *options)
-    common = (*named, *settings((*place.agent, "train.keep_every=5", "train.monitors=warn")))
+    whole = taught(Cell(env=cell.env, method="sft", seed=cell.seed), home, sources, options)
+    # Every policy begins as the weights that have read this world, and imitates with them.
+    begins = f"agent.model=hf:{whole.folder}/model"
+    common = (*named, *settings((begins, *place.agent, "train.keep_every=5", "train.monitors=warn")))
     stages = [
         Stage(
             folder=folder,
@@ -137,6 +144,7 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
         )
         for folder, (policy, episodes, seed) in zip(data, place.recorded, strict=True)
     ]
+    stages.append(whole)
     start = home / f"sft-{cell.seed}"
     imitated = ("train", *common, "--world", "real", "--steps", "0", "--out", str(start))
     stages.append(Stage(folder=start, command=imitated))
@@ -158,8 +166,9 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
     elif cell.method == "dpo":
         command = ("train", *common, *begun, "--steps", str(budget.steps), "--out", str(out))
     else:
-        stages.append(taught(cell, home, sources, options))
-        dreamt = ("--experience", str(stages[-1].folder), "--steps", str(budget.steps))
+        dreamer = taught(cell, home, sources, options)
+        stages += [dreamer] if dreamer != whole else []
+        dreamt = ("--experience", str(dreamer.folder), "--steps", str(budget.steps))
         changed = settings([PRACTISED_WITH[cell.ablation]] if cell.ablation in PRACTISED_WITH else [])
         command = ("train", *common, *begun, *dreamt, *changed, "--out", str(out))
     return [*stages, Stage(folder=out, command=command)]
