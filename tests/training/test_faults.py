@@ -1,4 +1,4 @@
-"""What happens to a run when what it stands on is killed or full, and how it is gone on with."""
+"""What happens to a run when what it stands on breaks: really killed, really full, and gone on with."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import corridor_server
+import psutil
 import pytest
 import torch
 import training_run
 from training_run import record, run, settings
 
-from dreamgym.config import Config, EndpointConfig
+from dreamgym.config import Config, EndpointConfig, load_config
 from dreamgym.errors import RolloutsFailingError
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply import PromptSettings
 from dreamgym.models.endpoint import Endpoint
 from dreamgym.models.remote import RemoteLanguageModel
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
 from dreamgym.training.checkpoints import RunFolder
+from dreamgym.training.metrics import read_metrics
 from dreamgym.training.train import Told, train
 
 SHORT = ("train.world=dream", "train.warm_start_steps=40", "train.checkpoint_every=3")
@@ -131,6 +136,77 @@ async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_
     same_weights(folder / "run", whole / "run", 4)
 
 
+def engines() -> list[psutil.Process]:
+    """The processes of running episodes: children of the engines' host, which is a child of ours."""
+    return [engine for host in psutil.Process().children() for engine in host.children()]
+
+
+async def killing(practising: asyncio.Event, limit: int | None) -> int:
+    """Kills engines of episodes as soon as they are there, all of them or so many; until cancelled."""
+    killed = set[int]()
+    await practising.wait()
+    while limit is None or len(killed) < limit:
+        for engine in engines()[: None if limit is None else limit - len(killed)]:
+            if engine.pid not in killed:
+                engine.kill()
+                killed.add(engine.pid)
+        await asyncio.sleep(0.001)
+    return len(killed)
+
+
+def told_by(practising: asyncio.Event) -> Callable[[Told], None]:
+    def tell(told: Told) -> None:
+        if told.stage == "practice":
+            practising.set()
+
+    return tell
+
+
+def household(folder: Path, *words: str) -> Config:
+    """A few short episodes in the real ALFWorld engine."""
+    data = folder / "data"
+    if not data.exists():
+        with TrajectoryWriter(data) as writer:
+            writer.append(list(islice(read_trajectories(builtin_dataset()), 4)))
+    return load_config(
+        overrides=[
+            *("environment.name=alfworld", "environment.options.horizon=2"),
+            *("agent.model=nano", "agent.vocabulary=400", "agent.max_tokens=4", "agent.text_limit=100"),
+            *("train.world=real", "train.tasks_from=data"),
+            *("train.tasks=4", "train.group=2", "train.steps=2", "train.warm_start_steps=0"),
+            *("train.monitors=off", "train.failure_pause=0.01", f'train.data=["{data}"]'),
+            f'train.out="{folder / "run"}"',
+            *words,
+        ]
+    )
+
+
+@pytest.mark.slow
+async def test_engines_that_are_killed_are_replaced_and_the_run_does_not_notice(tmp_path: Path) -> None:
+    practising = asyncio.Event()
+    killer = asyncio.create_task(killing(practising, 3))
+    summary = await train(household(tmp_path), on_progress=told_by(practising))
+    assert await killer == 3
+    assert summary["steps"] == 2
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl", "practice")
+    assert [row["groups"] for row in rows] == [4, 4]
+
+
+@pytest.mark.slow
+async def test_engines_that_always_die_stop_the_run_with_the_reason_and_it_goes_on_when_they_live(
+    tmp_path: Path,
+) -> None:
+    config = household(tmp_path, "train.retries=0")
+    practising = asyncio.Event()
+    killer = asyncio.create_task(killing(practising, None))
+    try:
+        with pytest.raises(RolloutsFailingError, match=r"crashed.*the engine died at .*exit status -9"):
+            await train(config, on_progress=told_by(practising))
+    finally:
+        killer.cancel()
+    assert (await train(config))["steps"] == 2
+
+
 _SMALL_DISK = """
 mount -t tmpfs -o size={small}k none {disk} && cp -r {prepared}/. {disk} || exit 99
 {run} && exit 98
@@ -158,8 +234,9 @@ def apart(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("small", [600, 1100])
 def test_a_disk_that_is_full_stops_the_run_with_a_clear_message_and_room_lets_it_go_on(
-    home: Path, tmp_path: Path
+    home: Path, tmp_path: Path, small: int
 ) -> None:
     if not shutil.which("unshare") or apart("mount", "-t", "tmpfs", "none", "/mnt").returncode:
         pytest.skip("this user cannot mount a disk; a limit on the size of files is tried in test_loop.py")
@@ -169,7 +246,7 @@ def test_a_disk_that_is_full_stops_the_run_with_a_clear_message_and_room_lets_it
     for part in ("base", "policies"):
         shutil.copytree(home / "begun" / "run" / part, prepared / "test" / "run" / part)
     command = (sys.executable, "-c", _TRAIN, str(disk / "test"), *SHORT, "train.keep_every=1")
-    script = _SMALL_DISK.format(small=600, disk=disk, prepared=prepared, out=out, run=shlex.join(command))
+    script = _SMALL_DISK.format(small=small, disk=disk, prepared=prepared, out=out, run=shlex.join(command))
     done = apart("sh", "-c", script)
     assert done.returncode == 0, done.stderr
     assert re.search(

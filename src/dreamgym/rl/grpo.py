@@ -33,13 +33,18 @@ class GRPOLearner(PolicyLearner):
         torn = [group for group in groups if not unanimous(returns_of(group))]
         if not torn:
             return None
-        strips = cut([trajectory for group in torn for trajectory in group.trajectories])
+        trajectories = [trajectory for group in torn for trajectory in group.trajectories]
         of_each = torch.cat([group_advantages(returns_of(group), scale_by_std=scale) for group in torn])
+        penalties = torch.cat([self._penalties_of(group) for group in torn])
+        if not self.settings.negative_weight:  # what would count nothing need not be computed
+            turns = torch.tensor([len(each.transitions) for each in trajectories])
+            penalties = penalties[(of_each > 0).repeat_interleave(turns)]
+            trajectories = [each for each, got in zip(trajectories, of_each.tolist(), strict=True) if got > 0]
+            of_each = of_each[of_each > 0]
+        strips = cut(trajectories)
         counts = torch.tensor([len(slots) for slots in strips.slots_of_trajectory])
         advantages = of_each.repeat_interleave(counts)
-        if self.settings.refusal_penalty:
-            turns = torch.cat([self._penalties_of(group) for group in torn])
-            advantages = advantages - turns[torch.tensor(strips.turn_of_slot, dtype=torch.long)]
+        advantages = advantages - penalties[torch.tensor(strips.turn_of_slot, dtype=torch.long)]
         behaviour = self._recorded(strips)
         once = self.settings.epochs == 1 and (self.settings.minibatch or len(counts)) >= len(counts)
         if behaviour is None and not once:

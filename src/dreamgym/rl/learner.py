@@ -57,6 +57,12 @@ class PolicySettings(UpdateSettings):
     turn is to blame, whatever became of its episode."""
     refusals: tuple[str, ...] = ()
     """The texts by which the environment says no."""
+    negative_weight: float = 1.0
+    """What negative advantages are multiplied with: 0 learns from what went better than expected alone
+    (RAFT++). Failures are long and mostly made of good turns, so blame is noisier than praise."""
+    warmup: int = 0
+    """Updates over which the learning rate rises. Adam's first updates move every weight by a whole learning
+    rate, whatever the gradient: with few rollouts, that is noise."""
     lengths: LengthNormalisation = "token"
     typical_length: float = 100.0
     """Tokens of a trajectory, for ``lengths="constant"``."""
@@ -123,6 +129,7 @@ class PolicyLearner(ABC):
         }
         lesson = self._prepare(groups)
         if lesson is not None:
+            lesson.advantages = objectives.weigh_negative(lesson.advantages, self.settings.negative_weight)
             found |= {"tokens": lesson.strips.tokens, "turns": lesson.strips.turns}
             found |= self._learn(lesson)
         self.steps += 1
@@ -167,7 +174,8 @@ class PolicyLearner(ABC):
             loss = self._policy_loss(lesson, scores, weights[scores.slots], 1 / tokens, sums)
             return loss + self._further_loss(lesson, scores, 1 / turns, sums)
 
-        return self._updater.apply(strips.of(members), loss_of)
+        rising = min(1.0, (self.updates + 1) / max(1, settings.warmup))
+        return self._updater.apply(strips.of(members), loss_of, rate=rising)
 
     def _policy_loss(
         self, lesson: Lesson, scores: Scores, weights: Tensor, share: float, sums: dict[str, float]

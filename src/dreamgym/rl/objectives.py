@@ -40,6 +40,14 @@ def advantage_unit(returns: Tensor) -> Tensor:
     return returns.std() + _TINY
 
 
+def weigh_negative(advantages: Tensor, weight: float) -> Tensor:
+    """
+    >>> weigh_negative(torch.tensor([1.0, -2.0]), 0.5)
+    tensor([ 1., -1.])
+    """
+    return torch.where(advantages < 0, advantages * weight, advantages)
+
+
 def unanimous(returns: Tensor) -> bool:
     """Whether all did equally well, so that there is nothing to prefer.
 
