@@ -1,0 +1,349 @@
+"""The sections of a run's settings: names, defaults, limits, and what each means.
+
+`dreamgym config` prints them; `config` reads, checks and explains them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from dreamgym.errors import ConfigError
+
+DEFAULT_KEY = "DREAMGYM_API_KEY"
+"""The environment variable of the API key, unless an endpoint names another; it need not be set."""
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, and strict about names. Environment options derive from it too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class EnvironmentConfig(Section):
+    """Which real environment, and its own options (`dreamgym envs describe NAME` lists them)."""
+
+    name: str = "alfworld"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class CollectConfig(Section):
+    """How trajectories are recorded from the real environment."""
+
+    policy: str = Field("mix", description="expert[:NAME], random, noisy:S, clumsy:S, mix or endpoint:NAME")
+    episodes: int = Field(100, ge=1)
+    split: str = "train"
+    out: Path = Path("trajectories")
+    concurrency: int = Field(64, ge=1, description="episodes in flight")
+    admissible_actions: bool = Field(True, description="record the admissible actions of each state")
+    world_sheet: bool = Field(True, description="record the hidden facts of each episode")
+    retries: int = Field(2, ge=0, description="fresh attempts at an episode whose environment broke")
+
+
+class ReplayConfig(Section):
+    """Where experience is kept and how it is found again."""
+
+    store: str = Field("replay.sqlite", description="a file, or postgresql://… for a shared one")
+    embedder: str = Field("lexical", description="lexical, sentence:PATH_OR_NAME or endpoint:MODEL@URL")
+    index: Literal["auto", "exact", "approximate"] = "auto"
+    exact_limit: int = Field(300_000, ge=0, description="rows of one environment up to which auto is exact")
+    capacity: int | None = Field(None, ge=1, description="rows kept; synthetic ones are evicted first")
+    k: int = Field(4, ge=1, description="demonstrations shown to the experience model")
+    max_synthetic: int | None = Field(None, ge=0, description="synthetic demonstrations among the k")
+
+
+Part: TypeAlias = Literal["history", "reasoning", "demonstrations", "sheet"]
+"""What an experience model may be asked with, or think, and can be made to do without."""
+
+WITHOUT: Mapping[Part, int | bool] = {"history": 0, "reasoning": False, "demonstrations": 0, "sheet": False}
+"""The setting that leaves a part out."""
+
+
+class ExperienceConfig(Section):
+    """How the experience model is asked and taught."""
+
+    model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
+    family: Literal["lfm2", "llama"] = Field(
+        "lfm2", description="architecture of a model from scratch: convolutions and attention, or attention"
+    )
+    vocabulary: int = Field(1024, ge=300, description="tokens of a model from scratch")
+    adapter: Literal["none", "lora"] = Field(
+        "none", description="what learns of pretrained weights: all, or LoRA"
+    )
+    lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices")
+    lora_alpha: int = Field(32, ge=1, description="LoRA updates count alpha / rank")
+    learning_rate: float | None = Field(
+        None, gt=0, description="None: 3e-3 from scratch, 2e-5 for pretrained weights, 2e-4 for LoRA"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of the products; auto: bf16 where the hardware multiplies in it"
+    )
+    exchange_numbers: bool = Field(
+        True, description="teach a model from scratch to copy numbers by exchanging them; no for arithmetic"
+    )
+    steps: int = Field(1500, ge=1, description="weight updates")
+    batch: int = Field(32, ge=1, description="examples per update")
+    validation: float = Field(0.05, ge=0, lt=1, description="share of tasks held out to measure agreement")
+    patience: int | None = Field(None, ge=1, description="evaluations without gain before stopping early")
+    history: int = Field(1, ge=0, description="newest transitions told in a prompt")
+    demonstrations: int = Field(1, ge=0, description="nearest transitions told in a prompt")
+    sheet: bool = Field(True, description="tell the facts that the action touches")
+    reasoning: bool = Field(True, description="think before answering")
+    text_limit: int = Field(64, ge=1, description="characters of a past or present state in a prompt")
+    attempts: int = Field(3, ge=1, description="tries at a readable reply")
+    refusal_ends: bool = Field(False, description="an action that the dream refuses ends its episode")
+
+    def without(self, parts: Collection[Part]) -> Self:
+        """The same settings with parts of the question or the answer left out, to learn what they are worth.
+
+        >>> ExperienceConfig(history=2).without(["history", "reasoning"]).history
+        0
+        """
+        return self.model_copy(update={part: WITHOUT[part] for part in parts})
+
+
+class PromptedConfig(Section):
+    """How a language model that was not taught is asked to be the experience model."""
+
+    form: Literal["json", "agentworld", "webworld"] = Field(
+        "json", description="json for any chat model; agentworld, webworld: those open weights' own formats"
+    )
+    prompt: str = Field("auto", description="what to know of the environment: auto, or a text file of yours")
+    history: int = Field(20, ge=0, description="newest transitions told")
+    demonstrations: int = Field(8, ge=0, description="nearest transitions told")
+    sheet: bool = Field(True, description="tell the facts that the action touches")
+    reasoning: bool = Field(True, description="think before answering")
+    text_limit: int = Field(2000, ge=1, description="characters of any one state told")
+    max_tokens: int = Field(2048, ge=1, description="of a reply, thoughts included")
+    attempts: int = Field(3, ge=1, description="tries at a readable reply")
+
+    def without(self, parts: Collection[Part]) -> Self:
+        return self.model_copy(update={part: WITHOUT[part] for part in parts})
+
+
+class AgentConfig(Section):
+    """Which model acts, what it is shown and how it answers."""
+
+    model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
+    vocabulary: int = Field(2048, ge=300, description="tokens of a model from scratch")
+    adapter: Literal["none", "lora"] = Field(
+        "none", description="what learns of pretrained weights: all, or LoRA"
+    )
+    lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices")
+    lora_alpha: int = Field(32, ge=1, description="LoRA updates count alpha / rank")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
+    history: int = Field(20, ge=0, description="most transitions told; 0 for the whole episode")
+    show_actions: Literal["never", "now", "always"] = Field(
+        "never", description="where admissible actions stand in the prompt; the dream lists none"
+    )
+    enforce_actions: bool = Field(False, description="only admissible actions can be written")
+    thought: bool = Field(False, description="a thought before each action")
+    text_limit: int = Field(2000, ge=1, description="characters of any one state")
+    max_tokens: int = Field(32, ge=1, description="of a reply")
+    temperature: float = Field(1.0, gt=0, description="when practising; the learner learns at the same")
+    evaluation_temperature: float = Field(0.4, ge=0, description="when evaluated; 0 for the likeliest words")
+
+
+class LearnerConfig(Section):
+    """How rollout groups change the weights (`docs/guides/learning.md`)."""
+
+    algorithm: Literal["grpo", "ppo", "dpo"] = Field(
+        "grpo", description="dpo: no practice, only pairs of recorded successes and failures of one task"
+    )
+    learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
+    matrix_learning_rate: float | None = Field(
+        None, gt=0, description="if given, matrices learn by Muon at this rate (models from scratch)"
+    )
+    epochs: int = Field(1, ge=1, description="how often every trajectory is learnt from")
+    minibatch: int | None = Field(None, ge=1, description="trajectories per update; None for all at once")
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    clip_high: float = Field(0.28, ge=0, description="above clip_low, unlikely tokens may rise (DAPO)")
+    kl: float = Field(0.0, ge=0, description="weight of the KL term to the policy that the run began with")
+    entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    behaviour: Literal["recorded", "recomputed"] = Field(
+        "recomputed", description="log-probs that ratios compare with; recomputed ones are equal to the bit"
+    )
+    lengths: Literal["token", "trajectory", "constant"] = "token"
+    gradient_clip: float = Field(1.0, gt=0)
+    micro_tokens: int = Field(8192, ge=1, description="tokens of one forward pass: memory, not meaning")
+    scale_by_std: bool = Field(True, description="GRPO: advantages in standard deviations of the group")
+    refusal_penalty: float = Field(0.0, ge=0, description="taken from the reward of a refused turn")
+    negative_weight: float = Field(1.0, ge=0, description="of negative advantages; 0: learn from gains alone")
+    warmup: int = Field(0, ge=0, description="updates over which the learning rate rises")
+    discount: float = Field(0.95, gt=0, le=1, description="PPO: per turn")
+    decay: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
+    value_weight: float = Field(0.5, ge=0, description="PPO: weight of the value loss")
+    beta: float = Field(0.1, gt=0, description="DPO: how strongly the policy holds to what it began with")
+
+
+class TrainConfig(Section):
+    """One run of the loop: where it practises, on what, for how long, and what it leaves."""
+
+    out: Path = Path("runs/agent")
+    data: list[str] = Field(
+        ["builtin:alfworld"], description="offline trajectories: warm start, tasks and world sheets"
+    )
+    world: Literal["dream", "real"] = Field("dream", description="where to practise")
+    experience: str | None = Field(
+        None, description="who dreams: the run of an experience model, or endpoint:NAME or hf:NAME_OR_PATH"
+    )
+    reward: str = Field(
+        "auto",
+        description="who grades in the dream: model, sheet, or endpoint:NAME or hf:NAME_OR_PATH as a judge; "
+        "auto: the sheet where the environment can read it",
+    )
+    worlds: Literal["recorded", "recombined"] = Field(
+        "recorded", description="world sheets as recorded, or things laid anew within their room"
+    )
+    horizon: int = Field(50, ge=1, description="actions of an imagined episode")
+    unreadable: Literal["refuse", "fail"] = Field(
+        "refuse", description="an action without a readable reply is refused, or fails its rollout group"
+    )
+    start: str | None = Field(
+        None, description="RUN or RUN@STEP whose policy is gone on from, instead of a warm start"
+    )
+    warm_start_steps: int = Field(300, ge=0, description="updates on recorded successes before practising")
+    warm_start_batch: int = Field(16, ge=1, description="trajectories per such update")
+    warm_start_rate: float = Field(3e-4, gt=0, description="learning rate of AdamW in the warm start")
+    warm_start_matrix_rate: float | None = Field(
+        None, gt=0, description="if given, matrices learn by Muon at this rate; 0.02 is usual from scratch"
+    )
+    warm_start_exchange: bool = Field(False, description="teach to copy numbers by exchanging them")
+    split: str = Field("train", description="which of the tasks are practised")
+    tasks_from: Literal["data", "environment"] = Field(
+        "data", description="tasks of the trajectories, or new ones of the real environment"
+    )
+    task_count: int | None = Field(None, ge=1, description="tasks to practise in all; None for all there are")
+    steps: int = Field(100, ge=0, description="passes of the loop")
+    real_steps: int | None = Field(None, ge=1, description="stop when so many real steps are used")
+    seconds: float | None = Field(None, gt=0, description="stop when practice has taken so long")
+    tasks: int = Field(8, ge=1, description="tasks per step")
+    group: int = Field(8, ge=2, description="rollouts of each task (the paper's n)")
+    concurrency: int = Field(256, ge=1, description="episodes in flight")
+    retries: int = Field(2, ge=0, description="fresh attempts at an episode whose environment broke")
+    episode_seconds: float | None = Field(None, gt=0, description="an episode that takes longer has failed")
+    episode_tokens: int | None = Field(None, ge=1, description="tokens after which an episode is truncated")
+    repeated_states: int | None = Field(
+        None, ge=2, description="an episode is truncated when one state has come so often"
+    )
+    failure_limit: float = Field(0.5, gt=0, le=1, description="share of failed groups that opens the breaker")
+    failure_pause: float = Field(10.0, ge=0, description="seconds before going on after that")
+    remember: bool = Field(True, description="put fresh transitions into the run's replay buffer")
+    keep_groups: int = Field(1, ge=0, description="rollout groups per step kept to be looked at")
+    checkpoint_every: int = Field(1, ge=1, description="steps that a crash may cost")
+    keep_every: int = Field(10, ge=1, description="steps between policies that are kept for good")
+    evaluate_every: int = Field(0, ge=0, description="steps between evaluations in reality; 0: none")
+    evaluate_split: str = Field("valid_seen", description="split that chooses among the kept policies")
+    evaluate_episodes: int = Field(50, ge=1)
+    monitors: Literal["stop", "warn", "off"] = Field("stop", description="what a collapse leads to")
+    patience: int = Field(10, ge=1, description="bad steps before a warning; twice as many before the end")
+
+
+class CurriculumConfig(Section):
+    """Which tasks come next: how many are generated, when, and from which."""
+
+    generator: str = Field(
+        "auto",
+        description="who writes new tasks: experience (the same weights), hf:NAME_OR_PATH, endpoint:NAME, "
+        "none, or auto: experience where the environment can check new tasks",
+    )
+    generated_fraction: float = Field(
+        0.25, ge=0, le=1, description="at most this share of a step's tasks is generated (the paper's λ)"
+    )
+    every: int = Field(5, ge=1, description="steps between rounds of generation")
+    sources: int = Field(4, ge=1, description="tasks varied per round, highest reward entropy first")
+    minimum_entropy: float = Field(0.0, ge=0, description="reward entropy that a task must exceed for that")
+    candidates: int = Field(8, ge=1, description="variations asked for per task and attempt")
+    attempts: int = Field(3, ge=1, description="how often a round asks about each task")
+    temperature: float = Field(1.0, gt=0, description="of the variations")
+    clusters: int = Field(8, ge=1, description="PPO: groups of alike tasks that share a reward entropy")
+
+
+class EndpointConfig(Section):
+    """An OpenAI-compatible server, ``endpoint:NAME`` wherever a language model is named."""
+
+    url: str | list[str] = Field(
+        description="address, or those of several replicas; /v1 is added to a bare one"
+    )
+    model: str = Field(description="what the server calls the model")
+    kind: Literal["chat", "completions"] = Field("chat", description="prompts as messages, or as plain text")
+    key_from: str = Field(DEFAULT_KEY, description="environment variable that holds the API key")
+    concurrency: int = Field(64, ge=1, description="requests in flight")
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1, description="prompt and reply together")
+    timeout_seconds: float = Field(120.0, gt=0, description="of one attempt")
+    deadline_seconds: float = Field(600.0, gt=0, description="of all attempts at one request")
+    attempts: int = Field(6, ge=1, description="at one request")
+    pause_seconds: float = Field(0.5, gt=0, description="before the first retry; doubles, with jitter")
+    context: int = Field(8192, ge=1, description="tokens that the model reads")
+    json_schema: Literal["auto", "yes", "no"] = Field(
+        "auto", description="whether the server holds replies to a JSON schema; auto: until it refuses"
+    )
+    logprobs: bool = Field(False, description="ask for log-probs of the reply's tokens")
+    seeded: bool = Field(False, description="the server keeps to seeds: sampled replies may be cached too")
+    input_price: float | None = Field(None, ge=0, description="money per million prompt tokens")
+    output_price: float | None = Field(None, ge=0, description="money per million reply tokens")
+    cache: Path | None = Field(None, description="file of replies; by default one in the run's folder")
+    extra: dict[str, Any] = Field(default_factory=dict, description="further fields of every request")
+
+    @field_validator("url")
+    @classmethod
+    def _plain_address(cls, url: str | list[str]) -> str | list[str]:
+        # Raised as it is, and without the value: pydantic's own message would quote a password.
+        for each in [url] if isinstance(url, str) else url:
+            address = urlsplit(each)
+            if address.scheme not in ("http", "https") or not address.hostname:
+                raise ConfigError("endpoints: expected addresses that begin with http:// or https://")
+            if "@" in address.netloc or address.query:
+                raise ConfigError(
+                    "endpoints: expected addresses without password or ?query; keys stand in the "
+                    "environment variable that key_from names"
+                )
+        if not url:
+            raise ConfigError("endpoints: expected at least one address in url, got none")
+        return url
+
+    @field_validator("key_from")
+    @classmethod
+    def _variable_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+            raise ConfigError(
+                "endpoints: expected key_from to name an environment variable (capitals, digits, _); "
+                "the key itself does not belong into a configuration"
+            )
+        return name
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url,) if isinstance(self.url, str) else tuple(self.url)
+
+
+class BudgetConfig(Section):
+    """What endpoints may cost in one run; it stops before a request that could exceed it."""
+
+    money: float | None = Field(None, gt=0, description="in the currency of the prices")
+    tokens: int | None = Field(None, ge=1, description="of prompts and replies")
+    requests: int | None = Field(None, ge=1, description="sent, retries included")
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    seed: int = 0
+    environment: EnvironmentConfig = EnvironmentConfig()
+    collect: CollectConfig = CollectConfig()
+    replay: ReplayConfig = ReplayConfig()
+    experience: ExperienceConfig = ExperienceConfig()
+    prompted: PromptedConfig = PromptedConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    agent: AgentConfig = AgentConfig()
+    learner: LearnerConfig = LearnerConfig()
+    train: TrainConfig = TrainConfig()
+    endpoints: dict[str, EndpointConfig] = Field(default_factory=dict)
+    budget: BudgetConfig = BudgetConfig()
