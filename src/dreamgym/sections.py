@@ -35,7 +35,9 @@ class EnvironmentConfig(Section):
 class CollectConfig(Section):
     """How trajectories are recorded from the real environment."""
 
-    policy: str = Field("mix", description="expert[:NAME], random, noisy:S, clumsy:S, mix or endpoint:NAME")
+    policy: str = Field(
+        "mix", description="expert[:NAME], random, noisy:S, clumsy:S, careless:S, mix or endpoint:NAME"
+    )
     episodes: int = Field(100, ge=1)
     split: str = "train"
     out: Path = Path("trajectories")

@@ -69,8 +69,19 @@ async def test_a_clumsy_expert_is_refused_now_and_then_and_still_gets_there() ->
     assert "take shelf 1 from shelf 1" not in chosen
 
 
+async def test_a_careless_expert_does_what_is_possible_and_almost_right() -> None:
+    assert await played("careless:0", seed=5) == await played("expert", seed=5)
+    environment = await corridor()
+    state = await environment.start()
+    right = await environment.expert_action()
+    policy = make_policy("careless:1", environment, seed=0)
+    chosen = {(await policy.act(environment.task, (), state)).action for _ in range(50)}
+    assert right not in chosen
+    assert chosen <= set(state.admissible_actions or ())
+
+
 async def test_policies_carry_the_name_they_are_made_by() -> None:
-    for name in ("expert", "expert:walker", "noisy:0.25", "clumsy:0.5", "random"):
+    for name in ("expert", "expert:walker", "noisy:0.25", "clumsy:0.5", "careless:0.5", "random"):
         assert make_policy(name, await corridor(), seed=0).name == name
 
 

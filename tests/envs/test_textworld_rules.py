@@ -160,6 +160,16 @@ async def test_a_clumsy_expert_shows_what_is_refused_and_still_wins() -> None:
     assert sum(text in REFUSALS for text in texts) >= 2
 
 
+async def test_a_careless_expert_shows_how_a_meal_is_lost() -> None:
+    lost = 0
+    for seed in range(6):
+        trajectory = await played("careless:0.4", CookingGame(split="train", seed=seed))
+        texts = [turn.outcome.next_state.text for turn in trajectory.transitions]
+        assert not any(text in REFUSALS for text in texts)
+        lost += not trajectory.success and "You have lost" in texts[-1]
+    assert lost >= 1
+
+
 async def test_a_question_tells_all_that_the_answer_names() -> None:
     """Whatever thing or room the next state names stands among the facts, the task or the action."""
     spec = find_environment("textworld")

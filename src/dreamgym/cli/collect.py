@@ -21,8 +21,8 @@ def collect_command(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="expert | expert:NAME | random | noisy:SHARE | clumsy:SHARE | mix, or a language model: "
-            "endpoint:NAME | endpoint:MODEL@URL | hf:NAME_OR_PATH"
+            help="expert | expert:NAME | random | noisy:SHARE | clumsy:SHARE | careless:SHARE | mix, or a "
+            "language model: endpoint:NAME | endpoint:MODEL@URL | hf:NAME_OR_PATH"
         ),
     ] = None,
     episodes: Annotated[int | None, typer.Option(help="how many episodes the folder shall hold")] = None,

@@ -7,6 +7,7 @@ command line:
     expert:NAME    another of its experts
     noisy:SHARE    the expert, but with probability SHARE a random action
     clumsy:SHARE   the expert, but with probability SHARE an action on the wrong thing, in the wrong place
+    careless:SHARE the expert, but with probability SHARE the admissible action most like the expert's
     random         any admissible action, and a tenth of the time one that no longer is
     mix            a fixed blend of the above, see `MIX`
 """
@@ -29,7 +30,7 @@ STRAY = 0.1
 """Share of random actions that were admissible earlier in the episode and are not now: without them, nothing
 recorded would show how the environment says no."""
 
-_PATTERNS = ("clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
+_PATTERNS = ("careless:SHARE", "clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
 _NAME = re.compile(r"[a-z]+ [0-9]+")
 """What actions are about: ``mug 1``, ``desk 2``."""
 
@@ -95,6 +96,26 @@ class ClumsyExpertPolicy:
         return await self._expert.act(task, history, state)
 
 
+class CarelessExpertPolicy:
+    """With probability `share` an action that can be done and is almost the expert's (the oven for the stove,
+    chopped for diced), else the expert's: shows how close to success failure is."""
+
+    def __init__(self, environment: RevealingEnvironment, share: float, seed: int) -> None:
+        self.name = f"careless:{share:g}"
+        self._expert = ExpertPolicy(environment)
+        self._share = share
+        self._random = random.Random(seed)
+
+    async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
+        right = await self._expert.act(task, history, state)
+        others = [action for action in state.admissible_actions or () if action != right.action]
+        if not others or self._random.random() >= self._share:
+            return right
+        likeness = [_common_words(action, right.action) for action in others]
+        likest = [action for action, like in zip(others, likeness, strict=True) if like == max(likeness)]
+        return Decision(action=self._random.choice(likest))
+
+
 def resolve_policy(name: str, *, seed: int, episode: int) -> str:
     """The policy that plays the given episode: `mix` becomes a member of its blend, other names stay.
 
@@ -132,6 +153,8 @@ def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
         return NoisyExpertPolicy(environment, float(argument), seed)
     if kind == "clumsy":
         return ClumsyExpertPolicy(environment, float(argument), seed)
+    if kind == "careless":
+        return CarelessExpertPolicy(environment, float(argument), seed)
     return ExpertPolicy(environment, argument or None)
 
 
@@ -140,7 +163,7 @@ def _parse(name: str) -> tuple[str, str]:
     kind, colon, argument = name.partition(":")
     if name in ("expert", "mix", "random") or (kind == "expert" and argument):
         return kind, argument
-    if kind in ("noisy", "clumsy") and colon:
+    if kind in ("noisy", "clumsy", "careless") and colon:
         try:
             share = float(argument)
         except ValueError:
@@ -162,6 +185,16 @@ def _any_action(source: random.Random, task: Task, history: Sequence[Transition]
         if stale:
             return source.choice(stale)
     return source.choice(state.admissible_actions)
+
+
+def _common_words(left: str, right: str) -> float:
+    """Share of the words of both that are in both.
+
+    >>> _common_words("cook carrot with oven", "cook carrot with stove")
+    0.6
+    """
+    mine, theirs = set(left.split()), set(right.split())
+    return len(mine & theirs) / len(mine | theirs)
 
 
 def _wrong_action(source: random.Random, history: Sequence[Transition], state: State) -> str | None:

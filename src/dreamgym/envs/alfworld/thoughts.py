@@ -34,8 +34,10 @@ def think(task: Task, history: Sequence[Transition], state: State) -> str | None
     ...     "task_type": "pick_and_place_simple", "object_target": "Mug", "parent_target": "Safe"}})
     >>> think(task, [], State(text="The drawer 1 is closed."))
     'find mug: drawer 1 is closed'
-    >>> think(task, [], State(text="On the desk 1, you see a mug 2, and a pen 1."))
-    'find mug: mug 2 is here'
+    >>> think(task, [], State(text="You arrive at desk 1. On the desk 1, you see a mug 2, and a pen 1."))
+    'find mug: mug 2 is at desk 1'
+    >>> think(task, [], State(text="You arrive at desk 1. On the desk 1, you see nothing."))
+    'find mug: not at desk 1'
     """
     goal = _goal(task)
     if goal is None:
@@ -48,7 +50,7 @@ def think(task: Task, history: Sequence[Transition], state: State) -> str | None
     if held is None and done.held is not None:
         return f"put {done.held} away"
     if held is None:
-        return f"find {wanted}: {_seen(wanted, state.text, done.placed)}"
+        return f"find {wanted}: {_seen(wanted, state.text, done)}"
     family = str(goal["task_type"])
     treatment = _TREATMENT.get(family)
     if treatment is not None and (treatment, held) not in done.treated:
@@ -56,7 +58,9 @@ def think(task: Task, history: Sequence[Transition], state: State) -> str | None
     if family == "look_at_obj_in_light":
         lamp = str(goal["toggle_target"]).lower()
         known = [name for name in done.seen_at if _kind(name) == lamp]
-        return f"look at {held}: " + (f"{known[0]} is at {done.seen_at[known[0]]}" if known else "not here")
+        return f"look at {held}: " + (
+            f"{known[0]} is at {done.seen_at[known[0]]}" if known else f"not at {done.at}"
+        )
     return f"put {held} in {place}"
 
 
@@ -85,14 +89,14 @@ class _Done:
             self.treated.add((found[1], found[2]))
 
 
-def _seen(kind: str, text: str, but: set[str]) -> str:
+def _seen(kind: str, text: str, done: _Done) -> str:
     """The thing of a kind that the text mentions, the first by number if there are several."""
-    seen = sorted(int(number) for number in re.findall(rf"\b{kind} (\d+)\b", text))
-    for name in (f"{kind} {number}" for number in seen):
-        if name not in but:
-            return f"{name} is here"
+    place = f"at {done.at}" if done.at else "here"
+    for number in sorted(int(number) for number in re.findall(rf"\b{kind} (\d+)\b", text)):
+        if f"{kind} {number}" not in done.placed:
+            return f"{kind} {number} is {place}"
     closed = _CLOSED.search(text)
-    return f"{closed[1]} is closed" if closed else "not here"
+    return f"{closed[1]} is closed" if closed else f"not {place}"
 
 
 def _goal(task: Task) -> Mapping[str, object] | None:
