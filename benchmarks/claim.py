@@ -74,6 +74,7 @@ PLACES = {
     ),
     "alfworld": Place(
         shipped=("builtin:alfworld", "builtin:alfworld-mistakes"),
+        taught=("--steps", "1200"),
         agent=(
             *("agent.thought=true", "train.horizon=30"),
             *("train.warm_start_steps=250", "train.warm_start_batch=8"),

@@ -30,6 +30,9 @@ STRAY = 0.1
 """Share of random actions that were admissible earlier in the episode and are not now: without them, nothing
 recorded would show how the environment says no."""
 
+_IN_PLACE = 0.5
+"""Share of clumsy actions that are tried where the agent stands, on a thing that is not there: elsewhere, an
+action is refused for its place alone, and nothing would show that a thing must be there, too."""
 _PATTERNS = ("careless:SHARE", "clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
 _NAME = re.compile(r"[a-z]+ [0-9]+")
 """What actions are about: ``mug 1``, ``desk 2``."""
@@ -90,9 +93,13 @@ class ClumsyExpertPolicy:
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
         if self._random.random() < self._share:
-            wrong = _wrong_action(self._random, history, state) or _wrong_word(self._random, history, state)
-            if wrong is not None:
-                return Decision(action=wrong)
+            kinds = [_wrong_action, _wrong_word]
+            if self._random.random() < _IN_PLACE:
+                kinds.insert(0, _missing_thing)
+            for kind in kinds:
+                wrong = kind(self._random, history, state)
+                if wrong is not None:
+                    return Decision(action=wrong)
         return await self._expert.act(task, history, state)
 
 
@@ -222,6 +229,30 @@ def _wrong_action(source: random.Random, history: Sequence[Transition], state: S
             if wrong not in now:
                 return wrong
     return None
+
+
+def _missing_thing(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
+    """A known action on two things, done at a place in reach with something else; None if none was found."""
+    now = state.admissible_actions or ()
+    known = sorted({*now, *(action for past in history for action in past.state.admissible_actions or ())})
+    pairs = [action for action in known if len(_NAME.findall(action)) == 2]
+    things = sorted({_NAME.findall(action)[0] for action in pairs})
+    reach = sorted(
+        {_NAME.findall(action)[-1] for action in now if _NAME.search(action)} - _told_of_going(now)
+    )
+    for _ in range(10 if pairs and reach else 0):
+        first, second = _NAME.finditer(action := source.choice(pairs))
+        thing, place = source.choice(things), source.choice(reach)
+        between = action[first.end() : second.start()]
+        wrong = f"{action[: first.start()]}{thing}{between}{place}{action[second.end() :]}"
+        if wrong not in now and thing != place:
+            return wrong
+    return None
+
+
+def _told_of_going(actions: Sequence[str]) -> set[str]:
+    """Places that are elsewhere: one can go to them."""
+    return {action.removeprefix("go to ") for action in actions if action.startswith("go to ")}
 
 
 def _wrong_word(source: random.Random, history: Sequence[Transition], state: State) -> str | None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 BASE = "base"
+_FREE = ("device", "temperature", "evaluation_temperature", "max_tokens")
+"""Settings of an agent that may differ from those of the run whose policy it goes on from."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +99,12 @@ class PolicyModel:
 
     def _learning(self) -> dict[str, Any]:
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+
+def same_policy(begun: AgentConfig, wanted: AgentConfig) -> bool:
+    """Whether weights that were taught with one of these settings act with the other: same model, same form
+    of prompt and reply."""
+    return begun.model_copy(update={name: getattr(wanted, name) for name in _FREE}) == wanted
 
 
 def make_policy(config: Config, trajectories: Sequence[Trajectory], folder: Path) -> PolicyModel:

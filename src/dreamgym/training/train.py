@@ -44,7 +44,7 @@ from dreamgym.training.ledger import Ledger
 from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row
 from dreamgym.training.monitors import Monitors, MonitorSettings
-from dreamgym.training.policy import BASE, PolicyModel, make_learner, make_policy
+from dreamgym.training.policy import BASE, PolicyModel, make_learner, make_policy, same_policy
 from dreamgym.training.predictions import PREDICTIONS, PredictionLog
 from dreamgym.training.preference import prefer
 from dreamgym.training.student import PREFIX
@@ -309,7 +309,7 @@ class _Run:
             return make_policy(config, self._offline, folder.path)
         run, step = named_policy(config.train.start)
         begun = read_config(run)
-        if begun.agent.model_copy(update={"device": config.agent.device}) != config.agent:
+        if not same_policy(begun.agent, config.agent):
             raise ConfigError(
                 f"train.start={config.train.start!r}: its policy was made with other agent settings than "
                 f"these; take them from {run / 'config.json'}"

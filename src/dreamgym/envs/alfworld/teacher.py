@@ -200,8 +200,8 @@ def _handling(world: _World, kind: str, thing: str, place: str) -> Iterator[tupl
         able = world.has(_MADE_WITH[kind][1], thing) and _kind(place) == _MADE_WITH[kind][0]
         yield f"{place} can {kind} {_kind(thing)}: {_yes(able)}.", able
     if kind == "take":
-        there = world.has("inreceptacle", thing, place)
-        yield f"{thing} is {'' if there else 'not '}in {place}.", there
+        lies = next((f[2] for f in world.facts if f[:2] == ("inreceptacle", thing)), "no place")
+        yield f"{thing} in {lies}, needs {place}: {_yes(lies == place)}.", lies == place
 
 
 def _door(world: _World, place: str) -> str:
