@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym.cli import screen
+from dreamgym.cli.audit import audit_command
 from dreamgym.cli.dream import NoDemonstrations, NoHistory, NoReasoning, NoSheet, left_out, need_models
 from dreamgym.cli.experience_eval import evaluate, origin
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
@@ -26,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Teach an experience model: the model that plays the environment."
 )
 app.command("eval")(evaluate)
+app.command("audit")(audit_command)
 
 SHIPPED = ("builtin:alfworld", "builtin:alfworld-mistakes")
 

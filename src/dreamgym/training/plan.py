@@ -119,7 +119,6 @@ class Plan:
             "warm_start_batch": 8,
             "warm_start_rate": 1e-3,
             "warm_start_matrix_rate": 0.02,
-            "warm_start_exchange": True,
         }
         return self._config(out, train=chosen)
 
@@ -144,8 +143,23 @@ class Plan:
     def _config(self, out: Path, **sections: dict[str, Any]) -> Config:
         # The agent begins with what the experience model has learnt of this world's language; what that is
         # worth was not measured by itself (docs/log.md).
-        agent = {"history": 20, "model": f"hf:{out / EXPERIENCE / 'model'}"}
-        learner = {"learning_rate": 5e-4, "refusal_penalty": 0.3, "micro_tokens": 2048}
+        agent = {
+            "model": f"hf:{out / EXPERIENCE / 'model'}",
+            "thought": True,
+            "temperature": 0.7,  # nearer to how it is judged
+        }
+        # With so few rollouts blame is mostly noise: what went well is learnt, but for its refused turns.
+        learner = {
+            "learning_rate": 2e-4,
+            "matrix_learning_rate": 0.005,
+            "warmup": 10,
+            "epochs": 2,
+            "minibatch": 16,
+            "lengths": "trajectory",
+            "negative_weight": 0.0,
+            "refusal_penalty": 5.0,
+            "micro_tokens": 2048,
+        }
         return validate(Config, {"seed": self.seed, "agent": agent, "learner": learner, **sections})
 
     @property

@@ -1,0 +1,74 @@
+"""`dreamgym experience audit`: replay in reality what a policy did in the dream."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dreamgym.cli import screen
+from dreamgym.cli.options import Json
+from dreamgym.envs.registry import open_environment
+from dreamgym.errors import ConfigError
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.training.audit import Audit, audit
+from dreamgym.training.checkpoints import TRAJECTORIES, read_config
+
+
+@screen.command
+def audit_command(
+    run: Annotated[Path, typer.Argument(help="A run that practised in the dream (`dreamgym train`).")],
+    episodes: Annotated[int, typer.Option(help="Imagined episodes to replay, the latest first.", min=1)] = 64,
+    engines: Annotated[int, typer.Option(help="Real episodes at once.", min=1)] = 8,
+    as_json: Json = False,
+) -> None:
+    """Do in reality what a policy did in the dream: how much of its success is real, and what is forgiven.
+
+    Fidelity on recorded actions does not see what a policy finds out for itself. This does: it replays the
+    episodes that a run kept (train.keep_groups) and tells where dream and reality part first. Episodes of
+    generated tasks and recombined worlds are left out: reality does not have them.
+
+    Example:
+
+      dreamgym experience audit runs/agent --episodes 100
+    """
+    config = read_config(run)
+    if config.train.world != "dream":
+        raise ConfigError(f"{run}: expected a run in the dream, this one practised in reality")
+    kept = [each for each in read_trajectories(run / TRAJECTORIES) if each.provenance.source == "synthetic"]
+    if not kept:
+        raise ConfigError(f"{run}: expected imagined episodes, none were kept; see train.keep_groups")
+
+    async def measure() -> Audit:
+        factory = open_environment(config.environment.name, config.environment.options)
+        try:
+            with screen.progress() as bar:
+                job = bar.add_task("in reality", total=episodes, note="")
+                return await audit(
+                    factory,
+                    kept[-episodes:],
+                    in_flight=engines,
+                    on_count=lambda done, total: bar.update(job, completed=done, total=total),
+                )
+        finally:
+            await factory.aclose()
+
+    found = asyncio.run(measure())
+    rows: list[tuple[Any, ...]] = [
+        ("imagined episodes replayed", found.episodes),
+        ("left out: another world, or broken", found.left_out),
+        ("successes in the dream that are real", str(found.successes)),
+        ("every state as in reality", str(found.faithful)),
+        *((f"first departure at `{verb}`", count) for verb, count in found.by_verb.items()),
+    ]
+    tables = [screen.table(f"{run}, in reality", "what", "value [95%]", rows=rows)]
+    if found.departures:
+        shown = [
+            (each.action, each.dreamt, each.real, "yes" if each.success else "no")
+            for each in found.departures
+        ]
+        title = "where they part first"
+        tables.append(screen.table(title, "action", "dreamt", "real", "dream succeeds", rows=shown))
+    screen.show(found.to_dict(), tables, as_json=as_json)
