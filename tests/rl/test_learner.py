@@ -71,6 +71,34 @@ async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None
         assert said.count(good) > said.count(bad)
 
 
+async def test_a_learner_from_gains_alone_does_not_even_read_what_failed() -> None:
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+    one, other = student(), student()
+    found = GRPOLearner(one, GRPOSettings(negative_weight=0.0)).update(groups)
+    assert found["turns"] == len(groups)
+    # The same as if failures had counted nothing: their tokens are in no mean.
+    moved = GRPOLearner(other, GRPOSettings(negative_weight=1.0))
+    assert moved.update(groups)["turns"] == 2 * len(groups)
+    assert not torch.equal(weights(one), weights(other))
+    nothing = [refused(group, 0) for group in groups]
+    before = weights(one)
+    GRPOLearner(
+        one, GRPOSettings(negative_weight=0.0, refusal_penalty=9.0, refusals=("No.",), weight_decay=0.0)
+    ).update(nothing)
+    assert torch.equal(weights(one), before)
+
+
+async def test_the_rate_rises_over_the_first_updates() -> None:
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+    moves = []
+    for warmup in (0, 10):
+        model = student()
+        before = weights(model)
+        GRPOLearner(model, GRPOSettings(warmup=warmup)).update(groups)
+        moves.append(float((weights(model) - before).norm()))
+    assert moves[1] == pytest.approx(moves[0] / 10, rel=0.01)
+
+
 def refused(group: RolloutGroup, member: int) -> RolloutGroup:
     """The environment said no to what this member did."""
     made = list(group.trajectories)
