@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "dreamgym"
 FILES = sorted(SOURCE.rglob("*.py"))
-FOUNDATION = ["types", "errors", "protocols", "sections", "config", "muon"]
+FOUNDATION = ["types", "errors", "protocols", "sections", "config", "muon", "gradients"]
 STAGES = {"envs", "replay", "models", "experience", "rl", "curriculum"}
 HEAVY = {
     "torch", "transformers", "textworld", "alfworld", "fast_downward", "faiss", "psycopg", "pyarrow", "httpx",
@@ -53,7 +53,7 @@ def test_a_file_imports_only_what_lies_below_it(path: Path) -> None:
 
 
 IN_ENGINE_PROCESSES = {"envs.alfworld.game"}
-LEARNING = ("models.", "rl.", "muon", "experience.finetune", "experience.logits")
+LEARNING = ("models.", "rl.", "muon", "gradients", "experience.finetune", "experience.logits")
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)

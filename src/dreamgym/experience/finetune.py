@@ -9,13 +9,14 @@ weights as one that never stopped.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch import Tensor
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.experience.dataset import Example
 from dreamgym.experience.logits import ChosenLogits
+from dreamgym.gradients import accumulate
 from dreamgym.muon import Muon
 
 _CHECKPOINT = "checkpoint.pt"
@@ -86,6 +88,10 @@ OnProgress = Callable[[Progress], None]
 class _Encoded:
     tokens: tuple[int, ...]
     reply_at: int
+
+
+_Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Tokens and targets `(B, T)`, and the tokens of each row that are none of the padding."""
 
 
 class Finetuning:
@@ -160,13 +166,15 @@ class Finetuning:
         settings = self._settings
         examples = [self._training[index] for index in self._batch(self.progress.step)]
         taught = sum(len(example.tokens) - example.reply_at for example in examples)
-        loss = 0.0
         with self._own_chance():
-            for part in _alike(examples):
-                logits, targets, _ = self._taught_logits(part, exchange=True)
-                share = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / taught
-                share.backward()  # type: ignore[no-untyped-call]
-                loss += share.item()
+            parts = [self._inputs(part, exchange=True) for part in _alike(examples)]
+
+            def loss_of(inputs: _Inputs) -> Tensor:
+                logits, targets, _ = self._taught_logits(inputs)
+                return torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / taught
+
+            losses = [functools.partial(loss_of, part) for part in parts]
+            loss = accumulate(self._taught.values(), losses, in_turn=_draws(self._model))
         torch.nn.utils.clip_grad_norm_(self._taught.values(), settings.clip)
         scale = _schedule(self.progress.step, settings)
         for optimiser, rate in self._optimisers:
@@ -176,16 +184,17 @@ class Finetuning:
         self._model.zero_grad(set_to_none=True)
         self.progress.loss = loss
 
-    def _taught_logits(
-        self, examples: Sequence[_Encoded], *, exchange: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, target and example of every taught position: the output layer, which is most of a small
-        model's work, sees no other."""
+    def _inputs(self, examples: Sequence[_Encoded], *, exchange: bool = False) -> _Inputs:
         padded = _padded(examples)
         if exchange and len(self._exchangeable) > 1:
             padded = self._exchanged(*padded)
         tokens, targets = (part.to(self._device) for part in padded)
-        lengths = torch.tensor([len(example.tokens) for example in examples], device=self._device)
+        return tokens, targets, torch.tensor([len(one.tokens) for one in examples], device=self._device)
+
+    def _taught_logits(self, inputs: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, target and example of every taught position: the output layer, which is most of a small
+        model's work, sees no other."""
+        tokens, targets, lengths = inputs
         after = torch.nn.functional.pad(targets[:, 1:], (0, 1), value=_IGNORED)
         wanted = after != _IGNORED
         half = self._settings.precision == "bf16"
@@ -228,7 +237,7 @@ class Finetuning:
         right = 0
         self._model.eval()
         for examples in _chunks(self._validation, 64):
-            logits, targets, rows = self._taught_logits(examples)
+            logits, targets, rows = self._taught_logits(self._inputs(examples))
             right += len(examples) - len(set(rows[logits.argmax(-1) != targets].tolist()))
         self._model.train()
         progress.agreement = right / len(self._validation)
@@ -312,11 +321,20 @@ def _schedule(step: int, settings: FinetuneSettings) -> float:
     return rising * falling
 
 
+def _draws(model: Any) -> bool:
+    """Whether a forward pass draws (dropout): then one part must come after the other."""
+    named: dict[str, Any] = model.config.to_dict()
+    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in named.items())
+
+
 def _alike(examples: Sequence[_Encoded]) -> Iterator[list[_Encoded]]:
-    """Parts of like length, so that little is spent on padding."""
+    """Parts of like length, so that little is spent on padding, the longest first; none has much more than
+    a quarter of the batch, so that two cores have about the same to do."""
+    most = sum(len(example.tokens) for example in examples) / 4
     part: list[_Encoded] = []
-    for example in sorted(examples, key=lambda example: len(example.tokens)):
-        if part and len(example.tokens) > _PADDED * len(part[0].tokens):
+    for example in sorted(examples, key=lambda example: -len(example.tokens)):
+        size = sum(len(other.tokens) for other in part)
+        if part and (_PADDED * len(example.tokens) < len(part[0].tokens) or size > most):
             yield part
             part = []
         part.append(example)

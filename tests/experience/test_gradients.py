@@ -1,0 +1,62 @@
+"""Gradients of parts computed side by side are those of one part after the other, to the bit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from dreamgym.gradients import accumulate
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(24, 48), torch.nn.GELU(), torch.nn.Linear(48, 3))
+
+
+def losses(model: torch.nn.Module) -> list[functools.partial[Tensor]]:
+    inputs = torch.randn(5, 7, 24, generator=torch.Generator().manual_seed(1))
+
+    def loss_of(part: Tensor) -> Tensor:
+        return model(part).square().sum()  # type: ignore[no-any-return]
+
+    return [functools.partial(loss_of, part) for part in inputs]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_side_by_side_is_one_after_the_other() -> None:
+    found = []
+    for in_turn in (True, False):
+        model = network()
+        unused = torch.nn.Parameter(torch.zeros(2))
+        parameters = [*model.parameters(), unused]
+        total = accumulate(parameters, losses(model), in_turn=in_turn)
+        assert unused.grad is None
+        found.append((total, [p.grad for p in model.parameters()]))
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_what_fails_in_one_part_is_raised() -> None:
+    model = network()
+
+    def broken() -> Tensor:
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        accumulate(model.parameters(), [*losses(model), broken])
