@@ -90,7 +90,7 @@ class Plan:
             seed=seed,
             episodes=of(60, 4),
             shipped=min(sum(_SHIPPED.values()), of(sum(_SHIPPED.values()), 24)),
-            experience_steps=of(500, 4),
+            experience_steps=of(600, 4),
             fidelity_episodes=of(20, 1),
             warm_start_steps=of(160, 4),
             steps=of(40, 2),
@@ -171,9 +171,9 @@ class Plan:
         """What a stage takes on 2 idle cores, as measured: the first estimate."""
         return {
             "collect": 5 + 0.35 * self.episodes,
-            "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.55 * self.experience_steps,
+            "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.45 * self.experience_steps,
             "fidelity": 5 + 1.5 * self.fidelity_episodes,
-            "warm start": 10 + 0.008 * (self.shipped + self.episodes) + 0.8 * self.warm_start_steps,
+            "warm start": 10 + 0.008 * (self.shipped + self.episodes) + 1.1 * self.warm_start_steps,
             "practice": self.preparing + 0.01 * self.steps * self.tasks * self.group * self.horizon,
             "evaluation": 10 + 0.5 * self.evaluation_episodes,
             "report": 3,
