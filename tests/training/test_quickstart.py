@@ -14,7 +14,7 @@ import pytest
 
 from command import INTERRUPTIBLE, dreamgym
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.training.plan import Plan, Progress
+from dreamgym.training.plan import WORLDS, Plan, Progress
 
 SECONDS = 0.1
 """Of a minute: the least of everything."""
@@ -70,6 +70,16 @@ def test_more_minutes_mean_more_of_everything_and_never_less() -> None:
         assert less.steps <= more.steps
 
 
+def test_every_world_has_a_plan_whose_usual_minutes_leave_time_to_practise(tmp_path: Path) -> None:
+    for env in WORLDS:
+        (tmp_path / env).mkdir()
+        progress = Progress(tmp_path / env, Plan.of(15, 0, env))
+        before = sum(seconds for stage, seconds in progress.expected().items() if stage != "practice")
+        assert before < 12 * 60
+    with pytest.raises(ConfigError, match="knows textworld, alfworld"):
+        Plan.of(15, 0, "moon")
+
+
 @pytest.mark.parametrize("minutes", [0, -1, float("nan")])
 def test_minutes_that_are_none_are_refused(minutes: float) -> None:
     with pytest.raises(ConfigError, match="above 0"):
@@ -83,6 +93,8 @@ def test_a_folder_of_another_seed_or_budget_is_refused_and_stays_as_it_was(tmp_p
         Progress(tmp_path, Plan.of(2, 1))
     with pytest.raises(ConfigError, match="--minutes 2, now 3"):
         Progress(tmp_path, Plan.of(3, 0))
+    with pytest.raises(ConfigError, match="--env textworld, now alfworld"):
+        Progress(tmp_path, Plan.of(2, 0, "alfworld"))
     assert (tmp_path / "stages.json").read_bytes() == before
     assert Progress(tmp_path, Plan.of(2, 0)).results["collect"] == {"episodes": 4}
 

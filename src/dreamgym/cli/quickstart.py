@@ -24,18 +24,17 @@ from dreamgym.cli.collect import report_table, run_collect, summary
 from dreamgym.cli.dream import need_models
 from dreamgym.cli.options import Json
 from dreamgym.cli.report import write_report
-from dreamgym.config import CollectConfig, Config
 from dreamgym.errors import DreamGymError
 from dreamgym.replay.durable import lock_directory, whole_file
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.first_run import judged, measured, taught
-from dreamgym.training.plan import DREAMGYM, EXPERIENCE, SFT, SPLIT, USUAL, Plan, Progress, offline, told
+from dreamgym.training.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, Progress, offline, told
 
 if TYPE_CHECKING:
     from dreamgym.training.beside import TrainingBeside
 
 _NEXT = (
-    "dreamgym play --dream {out}/experience --split valid_unseen     walk around in the dream yourself",
+    "dreamgym play --dream {out}/experience --split {unseen}     walk around in the dream yourself",
     "dreamgym data show {out}/dreamgym/trajectories                  read what the agent dreamt",
     "dreamgym tasks list {out}/dreamgym --generated                  tasks that the curriculum wrote",
     "dreamgym train --sim-to-real {out}/dreamgym --real-steps 2000   carry the policy on in reality",
@@ -48,12 +47,11 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="The run's folder; gone on with if it was begun.")] = Path(
         "runs/quickstart"
     ),
+    env: Annotated[str, typer.Option(help="textworld (cooking) or alfworld (household).")] = "textworld",
     minutes: Annotated[
         float, typer.Option(help="About how long it may take on 2 idle cores; less of everything in less.")
     ] = USUAL,
-    seed: Annotated[
-        int, typer.Option(help="Fixes games, weights and every draw; 0 made the shipped games.", min=0)
-    ] = 1,
+    seed: Annotated[int, typer.Option(help="Fixes games, weights and every draw.", min=0)] = 1,
     as_json: Json = False,
 ) -> None:
     """Record real games, teach an experience model, train an agent in its dream, judge it in reality.
@@ -66,9 +64,11 @@ def quickstart(
       dreamgym quickstart
 
       dreamgym quickstart --minutes 5 --seed 3 --out runs/second
+
+      dreamgym quickstart --env alfworld --out runs/household
     """
     need_models()
-    plan = Plan.of(minutes, seed)
+    plan = Plan.of(minutes, seed, env)
     out.mkdir(parents=True, exist_ok=True)
     with lock_directory(out):
         run = _Quickstart(out, plan, Progress(out, plan), quiet=as_json)
@@ -107,15 +107,17 @@ class _Quickstart:
         return self._report()
 
     def _collect(self) -> None:
-        config = self._plan.collect_config(self._out)
+        found = {}
         with self._progress.timed("collect"):
-            report = run_collect(config)
-        if not report.episodes and not report.already_there:
-            raise DreamGymError(
-                f"no game could be recorded: {dict(report.failures)}; see `dreamgym envs check`"
-            )
-        self._show(report_table(report, config))
-        self._progress.finish("collect", summary(report, config))
+            for config in self._plan.collect_configs(self._out):
+                report = run_collect(config)
+                if not report.episodes and not report.already_there:
+                    raise DreamGymError(
+                        f"no game could be recorded: {dict(report.failures)}; see `dreamgym envs check`"
+                    )
+                self._show(report_table(report, config))
+                found[config.collect.policy] = summary(report, config)
+        self._progress.finish("collect", found)
 
     def _learn(self) -> None:
         """First the experience model. Then the agent's warm start, which begins with its weights, on one core
@@ -165,11 +167,9 @@ class _Quickstart:
     def _measure(self) -> dict[str, Any]:
         """How faithful the dream is, on a few real episodes of unseen rooms."""
         run = self._out / EXPERIENCE
-        real = CollectConfig(
-            episodes=self._plan.fidelity_episodes, split=SPLIT, out=run / "real", policy="mix"
-        )
-        run_collect(Config(seed=self._plan.seed, collect=real))
-        found = list(read_trajectories(real.out))
+        plan = self._plan
+        run_collect(plan.recording("mix", plan.fidelity_episodes, plan.world.unseen, run / "real"))
+        found = list(read_trajectories(run / "real"))
         with screen.progress() as bar:
             bars: dict[str, TaskID] = {}
 
@@ -178,7 +178,7 @@ class _Quickstart:
                     bars[stage] = bar.add_task(stage, total=total, note="")
                 bar.update(bars[stage], completed=done)
 
-            return asyncio.run(measured(run, found, seed=self._plan.seed, on_stage=tell))
+            return asyncio.run(measured(run, plan, found, on_stage=tell))
 
     def _practise(self) -> None:
         from dreamgym.training.train import Told, train
@@ -222,7 +222,7 @@ class _Quickstart:
             self._show(table)
         _say(f"report: {page} (open it in a browser); numbers: {self._out / 'summary.json'}", bold=True)
         for line in _NEXT:
-            _say(f"  {line.format(out=self._out)}")
+            _say(f"  {line.format(out=self._out, unseen=self._plan.world.unseen)}")
         return result
 
     def _show(self, table: Table) -> None:
@@ -260,7 +260,8 @@ def _success_table(result: Mapping[str, Any]) -> Table:
         low, high = found["interval"]
         shown = "–" if found["success"] is None else f"{found['success']:.1%} [{low:.1%}, {high:.1%}]"
         rows.append((name, meaning[name], found["episodes"], shown))
-    title = f"real success in unseen rooms ({SPLIT})"
+    split = result["policies"][SFT]["split"]
+    title = f"real success in games nobody has learnt from ({result['environment']['name']}, {split})"
     return screen.table(title, "policy", "", "episodes", "success [95%]", rows=rows)
 
 

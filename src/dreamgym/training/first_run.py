@@ -16,7 +16,7 @@ from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.checkpoints import write_text
 from dreamgym.training.evaluate import EvaluationSettings, compare, evaluate
 from dreamgym.training.fidelity import FidelitySettings, OnStage, drift_svg, markdown_table, measure_fidelity
-from dreamgym.training.plan import DREAMGYM, SFT, SPLIT, Plan
+from dreamgym.training.plan import DREAMGYM, SFT, Plan
 from dreamgym.training.policy import opened_policy
 from dreamgym.training.teachers import choose_teacher
 from dreamgym.types import Trajectory
@@ -53,18 +53,17 @@ async def taught(
 
 
 async def measured(
-    run: Path, trajectories: Sequence[Trajectory], *, seed: int, on_stage: OnStage
+    run: Path, plan: Plan, trajectories: Sequence[Trajectory], *, on_stage: OnStage
 ) -> dict[str, Any]:
     """Fidelity on these real trajectories: whole in the run's folder, as `experience eval` leaves it, and in
     short."""
     from dreamgym.training.student import hush
-    from dreamgym.training.teach import TaughtRun, load_experience_model, own_memory
+    from dreamgym.training.teach import load_experience_model, own_memory
 
     hush()
-    name = TaughtRun.read(run).environment or Config().environment.name
-    spec = find_environment(name)
+    seed, spec = plan.seed, find_environment(plan.env)
     teacher = await choose_teacher(None, spec, trajectories, default_annotations=run / "annotations")
-    factory = open_environment(name, {})
+    factory = open_environment(plan.env, plan.world.options)
     try:
         with own_memory(run) as memory:
             model = load_experience_model(
@@ -104,9 +103,9 @@ async def judged(out: Path, plan: Plan, on_episode: Callable[[], None]) -> dict[
     Returns:
         That of the policy which practised, with the comparison and the other one's result in it.
     """
-    settings = EvaluationSettings(split=SPLIT, episodes=plan.evaluation_episodes, seed=plan.seed)
+    settings = EvaluationSettings(split=plan.world.unseen, episodes=plan.evaluation_episodes, seed=plan.seed)
     found = []
-    factory = open_environment(Config().environment.name, {})
+    factory = open_environment(plan.env, plan.world.options)
     try:
         for name in (str(out / DREAMGYM), f"{out / SFT}@0"):
             async with opened_policy(name) as (policy, called):
@@ -118,5 +117,6 @@ async def judged(out: Path, plan: Plan, on_episode: Callable[[], None]) -> dict[
     comparison = {"against": before["policy"], **compare(found[0], found[1]).to_dict()}
     result = after | {"comparison": comparison, "other": before}
     for run, kept in ((SFT, before), (DREAMGYM, result)):
-        write_text(out / run / "evaluations" / f"quickstart-{SPLIT}.json", json.dumps(kept, indent=2) + "\n")
+        name = f"quickstart-{plan.world.unseen}.json"
+        write_text(out / run / "evaluations" / name, json.dumps(kept, indent=2) + "\n")
     return result

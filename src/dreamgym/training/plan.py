@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from dreamgym.config import CollectConfig, Config, ExperienceConfig, validate
+from dreamgym.config import CollectConfig, Config, EnvironmentConfig, ExperienceConfig, validate
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.durable import whole_file
@@ -35,12 +35,9 @@ STAGES = {
     "report": "writing the report",
 }
 """What each stage does; `learn` is the three that follow it."""
-SPLIT = "valid_unseen"
 SFT, DREAMGYM = "sft", "dreamgym"
 """The two policies: after imitation, and after practice in the dream."""
 FRESH, SHIPPED, EXPERIENCE = "trajectories", "shipped", "experience"
-_SHIPPED = {"alfworld": 1500, "alfworld-mistakes": 400}
-"""Trajectories of the package; the second kind shows what is refused, and what to do then."""
 _IN_LINE = ("collect", "learn", "practice", "evaluation", "report")
 """Stages that take time one after another."""
 _LANES = (("experience", "warm start"), ("experience", "fidelity"))
@@ -53,13 +50,66 @@ _KEPT_EVERY = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A world that the quickstart knows, and how much of everything the usual minutes hold there."""
+
+    options: Mapping[str, Any]
+    """Of the real environment."""
+    unseen: str
+    """The split of the evaluation, whose games nobody has learnt from."""
+    recorded: Mapping[str, int]
+    """Policies that are recorded, and their episodes. Clumsy and careless experts show what is refused and
+    what is possible and wrong: without them a dream forgives, and practice learns what it forgives."""
+    shipped: Mapping[str, int]
+    """Trajectories of the package, by dataset."""
+    agent: Mapping[str, Any]
+    experience_steps: int
+    warm_start_steps: int
+    tasks: int
+    seconds: Mapping[str, float]
+    """On 2 idle cores: of an episode that is recorded (collect) or judged (evaluation), and of an update
+    (experience, warm start)."""
+    curriculum: Mapping[str, Any]
+
+
+WORLDS = {
+    "textworld": World(
+        options={"family": "cooking", "ingredients": 1, "rooms": 6, "foods": "train", "games": 300},
+        unseen="test",
+        recorded={"mix": 300, "clumsy:0.4": 250, "careless:0.5": 550},
+        shipped={},
+        agent={"max_tokens": 16},
+        experience_steps=900,
+        warm_start_steps=70,
+        tasks=16,
+        seconds={"collect": 0.06, "experience": 0.35, "warm start": 0.6, "evaluation": 0.2},
+        # All games have one instruction and differ in their recipes, so there is none to write.
+        curriculum={"generator": "none"},
+    ),
+    "alfworld": World(
+        options={},
+        unseen="valid_unseen",
+        recorded={"mix": 60},
+        shipped={"alfworld": 1500, "alfworld-mistakes": 400},
+        agent={"thought": True},
+        experience_steps=600,
+        warm_start_steps=160,
+        tasks=8,
+        seconds={"collect": 0.35, "experience": 0.45, "warm start": 1.1, "evaluation": 0.5},
+        curriculum={"every": 4},
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How much of everything."""
 
+    env: str
     minutes: float
     seed: int
-    episodes: int
-    """Real episodes that are recorded."""
+    episodes: dict[str, int]
+    """Real episodes that are recorded, by policy."""
     shipped: int
     """Trajectories of the package that are learnt from besides."""
     experience_steps: int
@@ -72,11 +122,17 @@ class Plan:
     evaluation_episodes: int
 
     @classmethod
-    def of(cls, minutes: float, seed: int) -> Plan:
+    def of(cls, minutes: float, seed: int, env: str = "textworld") -> Plan:
         """
         >>> Plan.of(15, 0).evaluation_episodes, Plan.of(2, 0).evaluation_episodes
         (150, 13)
+
+        Raises:
+            ConfigError: there is no such world, or no time.
         """
+        if env not in WORLDS:
+            raise ConfigError(f"the quickstart knows {', '.join(WORLDS)}, not {env!r}")
+        world = WORLDS[env]
         if not minutes > 0:
             raise ConfigError(f"expected --minutes above 0, got {minutes:g}")
         share: float = min(1.0, minutes / USUAL) ** 1.2
@@ -85,27 +141,53 @@ class Plan:
         def of(usual: int, least: int) -> int:
             return max(least, round(usual * share * more))
 
+        shipped = sum(world.shipped.values())
         return cls(
+            env=env,
             minutes=minutes,
             seed=seed,
-            episodes=of(60, 4),
-            shipped=min(sum(_SHIPPED.values()), of(sum(_SHIPPED.values()), 24)),
-            experience_steps=of(600, 4),
+            episodes={policy: of(count, 4) for policy, count in world.recorded.items()},
+            shipped=min(shipped, of(shipped, 24)),
+            experience_steps=of(world.experience_steps, 4),
             fidelity_episodes=of(20, 1),
-            warm_start_steps=of(160, 4),
+            warm_start_steps=of(world.warm_start_steps, 2),
             steps=of(40, 2),
-            tasks=min(8, of(8, 2)),
+            tasks=min(world.tasks, of(world.tasks, 2)),
             group=min(8, of(8, 2)),
             horizon=min(30, of(30, 6)),
             evaluation_episodes=of(150, 2),
         )
 
-    def collect_config(self, out: Path) -> Config:
-        collected = CollectConfig(episodes=self.episodes, policy="mix", split="train", out=out / FRESH)
-        return Config(seed=self.seed, collect=collected)
+    @property
+    def world(self) -> World:
+        return WORLDS[self.env]
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The section of the settings."""
+        return {"name": self.env, "options": dict(self.world.options)}
+
+    @property
+    def learnt_from(self) -> int:
+        """Trajectories."""
+        return self.shipped + sum(self.episodes.values())
+
+    def collect_configs(self, out: Path) -> list[Config]:
+        """One for each policy that is recorded."""
+        return [
+            self.recording(policy, episodes, "train", out / FRESH / policy.partition(":")[0])
+            for policy, episodes in self.episodes.items()
+        ]
+
+    def recording(self, policy: str, episodes: int, split: str, out: Path) -> Config:
+        collected = CollectConfig(episodes=episodes, policy=policy, split=split, out=out)
+        chosen = EnvironmentConfig.model_validate(self.environment)
+        return Config(seed=self.seed, environment=chosen, collect=collected)
 
     def experience_config(self) -> Config:
-        return Config(seed=self.seed, experience=ExperienceConfig(steps=self.experience_steps))
+        taught = ExperienceConfig(steps=self.experience_steps)
+        chosen = EnvironmentConfig.model_validate(self.environment)
+        return Config(seed=self.seed, environment=chosen, experience=taught)
 
     def warm_start_config(self, out: Path, data: list[str]) -> Config:
         """Imitation alone: a run of no steps, whose first policy is what practice begins with."""
@@ -138,15 +220,15 @@ class Plan:
             "horizon": self.horizon,
             "monitors": "warn",
         }
-        return self._config(out, train=chosen, curriculum={"every": 4})
+        return self._config(out, train=chosen, curriculum=dict(self.world.curriculum))
 
     def _config(self, out: Path, **sections: dict[str, Any]) -> Config:
         # The agent begins with what the experience model has learnt of this world's language; what that is
         # worth was not measured by itself (docs/log.md).
         agent = {
             "model": f"hf:{out / EXPERIENCE / 'model'}",
-            "thought": True,
             "temperature": 0.7,  # nearer to how it is judged
+            **self.world.agent,
         }
         # With so few rollouts blame is mostly noise: what went well is learnt, but for its refused turns.
         learner = {
@@ -160,22 +242,24 @@ class Plan:
             "refusal_penalty": 5.0,
             "micro_tokens": 2048,
         }
-        return validate(Config, {"seed": self.seed, "agent": agent, "learner": learner, **sections})
+        chosen = {"seed": self.seed, "environment": self.environment, "agent": agent, "learner": learner}
+        return validate(Config, chosen | sections)
 
     @property
     def preparing(self) -> float:
         """Seconds before the first step of practice: its replay buffer is filled."""
-        return 10 + 0.015 * (self.shipped + self.episodes)
+        return 10 + 0.015 * self.learnt_from
 
     def seconds_of(self, stage: str) -> float:
         """What a stage takes on 2 idle cores, as measured: the first estimate."""
+        each = self.world.seconds
         return {
-            "collect": 5 + 0.35 * self.episodes,
-            "experience": 10 + 0.03 * (self.shipped + self.episodes) + 0.45 * self.experience_steps,
+            "collect": 5 + each["collect"] * sum(self.episodes.values()),
+            "experience": 10 + 0.03 * self.learnt_from + each["experience"] * self.experience_steps,
             "fidelity": 5 + 1.5 * self.fidelity_episodes,
-            "warm start": 10 + 0.008 * (self.shipped + self.episodes) + 1.1 * self.warm_start_steps,
+            "warm start": 10 + 0.008 * self.learnt_from + each["warm start"] * self.warm_start_steps,
             "practice": self.preparing + 0.01 * self.steps * self.tasks * self.group * self.horizon,
-            "evaluation": 10 + 0.5 * self.evaluation_episodes,
+            "evaluation": 10 + each["evaluation"] * self.evaluation_episodes,
             "report": 3,
         }[stage]
 
@@ -207,10 +291,16 @@ class Progress:
         try:
             stored = json.loads(self._path.read_text(encoding="utf-8"))
             begun = {"minutes": float(stored["plan"]["minutes"]), "seed": int(stored["plan"]["seed"])}
+            env = str(stored["plan"].get("env", "alfworld"))
             self.seconds = {str(name): float(taken) for name, taken in stored["seconds"].items()}
             self.results = {str(name): dict(found) for name, found in stored["results"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{self._path}: expected the stages of a quickstart, {error!r}") from None
+        if env != self.plan.env:
+            raise ConfigError(
+                f"{self._path.parent} was begun with --env {env}, now {self.plan.env} is asked for; "
+                "choose another folder (--out), or the same to go on"
+            )
         for name, value in begun.items():
             asked = getattr(self.plan, name)
             if value != asked:
@@ -279,13 +369,14 @@ class Progress:
         after, practice = found["evaluation"], found["practice"]
         before = after["other"]
         real = {
-            "collect": _steps(out / FRESH),
+            "collect": sum(_steps(config.collect.out) for config in self.plan.collect_configs(out)),
             "fidelity": int(found["fidelity"]["recorded_steps"]),
             "evaluation": after["real_steps"] + before["real_steps"],
         }
         dreamt = {"practice": int(practice["spent"].get("synthetic_steps", 0))}
         return {
             "out": str(out),
+            "environment": self.plan.environment,
             "seed": self.plan.seed,
             "minutes": self.plan.minutes,
             "plan": asdict(self.plan),
@@ -322,15 +413,17 @@ def told(stage: str) -> str:
 
 def offline(out: Path, plan: Plan) -> list[str]:
     """The trajectories to learn from: those recorded now, and as many of the shipped ones as planned."""
-    whole = sum(_SHIPPED.values())
+    fresh = [str(config.collect.out) for config in plan.collect_configs(out)]
+    shipped = plan.world.shipped
+    whole = sum(shipped.values())
     if plan.shipped >= whole:
-        return [str(out / FRESH), *(f"builtin:{name}" for name in _SHIPPED)]
+        return [*fresh, *(f"builtin:{name}" for name in shipped)]
     folder = out / SHIPPED
     with TrajectoryWriter(folder) as writer:
-        for name, count in _SHIPPED.items():
+        for name, count in shipped.items():
             wanted = islice(read_trajectories(builtin_dataset(name)), plan.shipped * count // whole)
             writer.append([each for each in wanted if each.id not in writer.ids])
-    return [str(out / FRESH), str(folder)]
+    return [*fresh, str(folder)]
 
 
 def _policy(evaluation: Mapping[str, Any]) -> dict[str, Any]:
