@@ -61,8 +61,8 @@ class Place:
 PLACES = {
     "textworld": Place(
         options=("family=cooking", "ingredients=1", "rooms=6", "foods=train", "games=300"),
-        recorded=(("mix", "500", "0"), ("clumsy:0.4", "400", "1"), ("careless:0.5", "1000", "2")),
-        taught=("--steps", "1000"),
+        recorded=(("mix", "400", "0"), ("clumsy:0.5", "900", "1"), ("careless:0.5", "700", "2")),
+        taught=("--steps", "1200"),
         agent=(
             *("agent.max_tokens=16", "train.horizon=30", "train.tasks=16", "curriculum.generator=none"),
             # Longer imitation leaves little to learn here: 150 updates have solved 19 of 20 unseen games.

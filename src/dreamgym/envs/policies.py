@@ -33,6 +33,7 @@ recorded would show how the environment says no."""
 _IN_PLACE = 0.5
 """Share of clumsy actions that are tried where the agent stands, on a thing that is not there: elsewhere, an
 action is refused for its place alone, and nothing would show that a thing must be there, too."""
+_WAYS = ("north", "east", "south", "west")
 _PATTERNS = ("careless:SHARE", "clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
 _NAME = re.compile(r"[a-z]+ [0-9]+")
 """What actions are about: ``mug 1``, ``desk 2``."""
@@ -95,7 +96,7 @@ class ClumsyExpertPolicy:
         if self._random.random() < self._share:
             kinds = [_wrong_action, _wrong_word]
             if self._random.random() < _IN_PLACE:
-                kinds.insert(0, _missing_thing)
+                kinds = [_missing_thing, _wrong_action, _stale_action, _wrong_word]
             for kind in kinds:
                 wrong = kind(self._random, history, state)
                 if wrong is not None:
@@ -248,6 +249,20 @@ def _missing_thing(source: random.Random, history: Sequence[Transition], state: 
         if wrong not in now and thing != place:
             return wrong
     return None
+
+
+def _stale_action(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
+    """`_missing_thing` where names have no numbers: what could be done earlier in the episode, or elsewhere,
+    and not here and now; verbs are equally likely, and one may walk any way."""
+    now = set(state.admissible_actions or ())
+    known = now.union(*(past.state.admissible_actions or () for past in history))
+    if any(_NAME.search(action) for action in known):
+        return None
+    known |= {f"go {way}" for way in _WAYS} if any(action.startswith("go ") for action in known) else set()
+    by_verb: dict[str, list[str]] = {}
+    for action in sorted(known - now):
+        by_verb.setdefault(action.partition(" ")[0], []).append(action)
+    return source.choice(by_verb[source.choice(sorted(by_verb))]) if by_verb else None
 
 
 def _told_of_going(actions: Sequence[str]) -> set[str]:
