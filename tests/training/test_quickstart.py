@@ -76,7 +76,7 @@ def test_every_world_has_a_plan_whose_usual_minutes_leave_time_to_practise(tmp_p
         progress = Progress(tmp_path / env, Plan.of(15, 0, env))
         before = sum(seconds for stage, seconds in progress.expected().items() if stage != "practice")
         assert before < 12 * 60
-    with pytest.raises(ConfigError, match="knows textworld, alfworld"):
+    with pytest.raises(ConfigError, match="knows alfworld, textworld"):
         Plan.of(15, 0, "moon")
 
 
@@ -93,8 +93,8 @@ def test_a_folder_of_another_seed_or_budget_is_refused_and_stays_as_it_was(tmp_p
         Progress(tmp_path, Plan.of(2, 1))
     with pytest.raises(ConfigError, match="--minutes 2, now 3"):
         Progress(tmp_path, Plan.of(3, 0))
-    with pytest.raises(ConfigError, match="--env textworld, now alfworld"):
-        Progress(tmp_path, Plan.of(2, 0, "alfworld"))
+    with pytest.raises(ConfigError, match="--env alfworld, now textworld"):
+        Progress(tmp_path, Plan.of(2, 0, "textworld"))
     assert (tmp_path / "stages.json").read_bytes() == before
     assert Progress(tmp_path, Plan.of(2, 0)).results["collect"] == {"episodes": 4}
 

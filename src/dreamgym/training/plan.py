@@ -73,6 +73,18 @@ class World:
 
 
 WORLDS = {
+    "alfworld": World(
+        options={},
+        unseen="valid_unseen",
+        recorded={"mix": 60},
+        shipped={"alfworld": 1500, "alfworld-mistakes": 400},
+        agent={"thought": True},
+        experience_steps=600,
+        warm_start_steps=160,
+        tasks=8,
+        seconds={"collect": 0.35, "experience": 0.45, "warm start": 1.1, "evaluation": 0.5},
+        curriculum={"every": 4},
+    ),
     "textworld": World(
         options={"family": "cooking", "ingredients": 1, "rooms": 6, "foods": "train", "games": 300},
         unseen="test",
@@ -85,18 +97,6 @@ WORLDS = {
         seconds={"collect": 0.06, "experience": 0.35, "warm start": 0.6, "evaluation": 0.2},
         # All games have one instruction and differ in their recipes, so there is none to write.
         curriculum={"generator": "none"},
-    ),
-    "alfworld": World(
-        options={},
-        unseen="valid_unseen",
-        recorded={"mix": 60},
-        shipped={"alfworld": 1500, "alfworld-mistakes": 400},
-        agent={"thought": True},
-        experience_steps=600,
-        warm_start_steps=160,
-        tasks=8,
-        seconds={"collect": 0.35, "experience": 0.45, "warm start": 1.1, "evaluation": 0.5},
-        curriculum={"every": 4},
     ),
 }
 
@@ -122,7 +122,7 @@ class Plan:
     evaluation_episodes: int
 
     @classmethod
-    def of(cls, minutes: float, seed: int, env: str = "textworld") -> Plan:
+    def of(cls, minutes: float, seed: int, env: str = "alfworld") -> Plan:
         """
         >>> Plan.of(15, 0).evaluation_episodes, Plan.of(2, 0).evaluation_episodes
         (150, 13)
