@@ -66,7 +66,10 @@ async def test_what_is_refused_fails_one_of_the_checks_and_what_is_done_fails_no
         annotation = await HouseholdTeacher().annotate(trajectory)
         for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):
             refused = transition.outcome.next_state.text == "Nothing happens."
-            failed = bool(re.search(r"(: no|is [^:]+|cannot [^:]+)\. not possible", note.reasoning))
+            unknown = note.reasoning == "not possible."  # no action at all: "go 6 shelf 7"
+            failed = unknown or bool(
+                re.search(r"(: no|is [^:]+|cannot [^:]+)\. not possible", note.reasoning)
+            )
             if not transition.action.startswith(("slice", "move")):
                 assert failed == refused, (transition.action, note.reasoning)
             refusals += refused

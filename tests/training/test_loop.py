@@ -323,7 +323,7 @@ async def test_a_policy_is_carried_on_in_reality_until_its_real_steps_are_used(f
     assert 60 <= summary["spent"]["real_steps"] < 60 + 4 * 6
     assert summary["ended"].endswith("real steps are used")
     assert not read_metrics(folder / "real" / "metrics.jsonl", "warm start")
-    other = sim_to_real(str(dreamt), None, ["agent.max_tokens=5"], real_steps=60, out=folder / "other")
+    other = sim_to_real(str(dreamt), None, ["agent.history=3"], real_steps=60, out=folder / "other")
     with pytest.raises(ConfigError, match="other agent settings"):
         await run(other)
 
