@@ -88,8 +88,8 @@ class RunFolder:
                 torch.save(dict(state), partial)
         except RuntimeError as error:  # how torch reports that a disk is full
             raise StoreError(
-                f"{self.path / name}: cannot write ({str(error).splitlines()[0]}); most likely the disk is "
-                "full: make room and run again"
+                f"{self.path / name}: cannot write: {str(error).splitlines()[0]}; most likely the disk is "
+                "full; make room and run again"
             ) from None
 
     def load(self, name: str) -> dict[str, Any] | None:
