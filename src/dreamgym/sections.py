@@ -1,6 +1,6 @@
 """The sections of a run's settings: names, defaults, limits, and what each means.
 
-`--dry-run` of any command prints them; `config` reads, checks and explains them.
+`dreamgym train --dry-run` prints them; `config` reads, checks and explains them.
 """
 
 from __future__ import annotations
