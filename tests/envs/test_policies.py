@@ -9,7 +9,7 @@ import pytest
 from dreamgym.envs.policies import MIX, ExpertPolicy, make_policy, resolve_policy
 from dreamgym.errors import ConfigError
 from dreamgym.testing import Corridor, CorridorFactory
-from dreamgym.types import State, Task
+from dreamgym.types import Outcome, State, Task, Transition
 
 
 async def corridor() -> Corridor:
@@ -67,6 +67,22 @@ async def test_a_clumsy_expert_is_refused_now_and_then_and_still_gets_there() ->
     again = make_policy("clumsy:1", await corridor(), seed=0)
     assert Counter([(await again.act(task, (), state)).action for _ in range(400)]) == chosen
     assert "take shelf 1 from shelf 1" not in chosen
+
+
+async def test_a_clumsy_expert_also_walks_to_no_place_and_to_where_it_stands() -> None:
+    """Both are refused in reality, and nothing else would show it: what is recorded arrives somewhere."""
+    task = Task(id="house", instruction="put the mug on the desk", environment="house")
+    earlier = State(text="", admissible_actions=("go to desk 1", "go to shelf 1", "go to shelf 2"))
+    state = State(text="", admissible_actions=("go to shelf 1", "go to shelf 2", "open desk 1"))
+    here = Transition(
+        state=earlier, action="go to desk 1", outcome=Outcome(next_state=state, reward=0.0, terminated=False)
+    )
+    policy = make_policy("clumsy:1", await corridor(), seed=0)
+    chosen = Counter([(await policy.act(task, (here,), state)).action for _ in range(400)])
+    assert chosen["go to desk 1"] > 10
+    nowhere = [action for action in chosen if action.startswith(("go to shelf", "go to desk"))]
+    assert len(nowhere) > 5
+    assert not {"go to shelf 1", "go to shelf 2"}.intersection(nowhere)
 
 
 async def test_a_careless_expert_does_what_is_possible_and_almost_right() -> None:

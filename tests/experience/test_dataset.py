@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
-from dreamgym.experience.dataset import VARIATION, examples, held_out, spared, variations
+from dreamgym.experience.dataset import VARIATION, Example, balanced, examples, held_out, spared, variations
 from dreamgym.experience.reply import (
     PromptSettings,
     parse_reply,
@@ -132,3 +132,22 @@ async def test_a_long_reply_that_comes_too_often_is_thinned_out_and_nothing_else
     kept = list(spared([longest] * 50 + made, characters=10 * len(longest.reply)))
     assert kept.count(longest) == 10
     assert {example.reply for example in kept} == {example.reply for example in made}
+
+
+def test_what_is_rarely_said_no_to_is_read_more_often() -> None:
+    def example(action: str, next_state: str, number: int) -> Example:
+        return Example(
+            prompt=f"state: You are here.\naction: {action}\n",
+            reply=f"think: it is there.\nchange:\nnext: {next_state}\nend: no",
+            trajectory_id=str(number),
+            position=0,
+        )
+
+    made = [example("open desk 1", "You open the desk 1.", number) for number in range(90)]
+    made += [example("open desk 2", "Nothing happens.", number) for number in range(10)]
+    made += [example("slice egg 1", "Nothing happens.", 0)]
+    read = balanced(made)
+    counts = [sum(each.prompt == one.prompt for each in read) for one in (made[0], made[90], made[100])]
+    assert counts == [90, 30, 4]
+    assert list(dict.fromkeys(read)) == made
+    assert balanced([]) == []

@@ -69,7 +69,9 @@ def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
         "seeds": True,
         "determinism": True,
         "speed": None,
+        "as experience model": None,  # untrained weights write no state
     }
+    assert "of 12 replies readable" in told["findings"][-1]["told"]
     assert "k-17" not in checked.stdout + checked.stderr
 
 

@@ -8,14 +8,18 @@ import signal
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dreamgym.cli import screen
 from dreamgym.cli.dream import need_models
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
+from dreamgym.config import EndpointConfig
 from dreamgym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dreamgym.models.check import Finding
 
 app = typer.Typer(no_args_is_help=True, help="Language models: check an endpoint, serve a local one.")
 
@@ -37,7 +41,9 @@ def check(
     """Ask an endpoint a few dozen small questions, and say what it can do. Exit code 1 if it cannot serve.
 
     Whether it can be reached, speaks chat and completions, keeps replies to a JSON schema, offers log-probs,
-    keeps to seeds, answers the same at temperature 0, how much it reads, and how fast it is.
+    keeps to seeds, answers the same at temperature 0, how much it reads, and how fast it is. Then it plays
+    four steps of a shipped household episode three times: whether its replies can be read, and how many
+    differ between replays.
 
     Examples:
 
@@ -45,11 +51,10 @@ def check(
 
       dreamgym models check endpoint:Qwen/Qwen3-8B@http://localhost:8000 --json
     """
-    from dreamgym.models.check import check_endpoint
-    from dreamgym.models.named import ENDPOINT, find_endpoint
+    from dreamgym.models.named import find_endpoint
 
     settings = find_endpoint(name, resolve(config, overrides, {}).endpoints)
-    found = asyncio.run(check_endpoint(name.removeprefix(ENDPOINT), settings, requests=requests))
+    found = asyncio.run(_check(name, settings, requests))
     marks = {True: "yes", False: "NO", None: "–"}
     rows = [(each.name, marks[each.good], each.told) for each in found]
     able = not any(each.good is False for each in found)
@@ -57,6 +62,48 @@ def check(
     screen.show(result, screen.table(name, "what", "", "found", rows=rows), as_json=as_json)
     if not able:
         raise typer.Exit(1)
+
+
+async def _check(name: str, settings: EndpointConfig, requests: int) -> list[Finding]:
+    from dreamgym.models.check import check_endpoint
+    from dreamgym.models.named import ENDPOINT
+
+    plain = name.removeprefix(ENDPOINT)
+    found = await check_endpoint(plain, settings, requests=requests)
+    return found if any(each.good is False for each in found) else [*found, await _tried(plain, settings)]
+
+
+async def _tried(name: str, settings: EndpointConfig) -> Finding:
+    """Whether it can play an environment, and whether it plays it the same way again."""
+    from dreamgym.config import Config
+    from dreamgym.envs.registry import find_environment
+    from dreamgym.experience.reward import OwnWord
+    from dreamgym.models.check import Finding
+    from dreamgym.models.named import ENDPOINT, LanguageModels
+    from dreamgym.training.dreamers import open_dreamer
+    from dreamgym.training.trial import TASK_ENVIRONMENT, sample_episode, try_out
+
+    # Neither cached nor seeded: a reply that is remembered tells nothing of the next one.
+    asked = Config.model_validate(
+        {
+            "environment": {"name": TASK_ENVIRONMENT},
+            "endpoints": {"checked": settings.model_copy(update={"cache": None})},
+            "prompted": {"attempts": 1, "max_tokens": min(512, settings.context // 4), "demonstrations": 0},
+        }
+    )
+    async with LanguageModels(asked) as models:
+        dreamer = open_dreamer(
+            *(f"{ENDPOINT}checked", models, asked, find_environment(TASK_ENVIRONMENT)), rewarder=OwnWord()
+        )
+        trial = await try_out(dreamer, sample_episode())
+    told = (
+        f"{trial.readable} of {trial.asked} replies readable; replays agree on {trial.agreeing} of "
+        f"{trial.steps} steps, {trial.exact} as in reality"
+    )
+    good = True if trial.readable == trial.asked and trial.agreeing == trial.steps else None
+    return Finding(
+        name="as experience model", good=good, told=told + (f"; {trial.problem}" if trial.problem else "")
+    )
 
 
 @app.command("serve")

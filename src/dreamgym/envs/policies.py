@@ -33,6 +33,10 @@ recorded would show how the environment says no."""
 _IN_PLACE = 0.5
 """Share of clumsy actions that are tried where the agent stands, on a thing that is not there: elsewhere, an
 action is refused for its place alone, and nothing would show that a thing must be there, too."""
+_ASTRAY = 0.2
+"""Share of clumsy actions that lead to no place, or to the same."""
+_NUMBERS = 13
+"""Below which the numbers of such places stay: of drawers there are a dozen in a room."""
 _WAYS = ("north", "east", "south", "west")
 _PATTERNS = ("careless:SHARE", "clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
 _NAME = re.compile(r"[a-z]+ [0-9]+")
@@ -94,8 +98,11 @@ class ClumsyExpertPolicy:
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
         if self._random.random() < self._share:
+            chance = self._random.random()
             kinds = [_wrong_action, _wrong_word]
-            if self._random.random() < _IN_PLACE:
+            if chance < _ASTRAY:
+                kinds = [_absent_name, _stale_action, *kinds]
+            elif chance < _ASTRAY + _IN_PLACE:
                 kinds = [_missing_thing, _wrong_action, _stale_action, _wrong_word]
             for kind in kinds:
                 wrong = kind(self._random, history, state)
@@ -249,6 +256,23 @@ def _missing_thing(source: random.Random, history: Sequence[Transition], state: 
         if wrong not in now and thing != place:
             return wrong
     return None
+
+
+def _absent_name(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
+    """A known action on something that is nowhere, as far as known (``shelf 7`` of three), or a walk to where
+    one stands; None if there are no such names."""
+    now = set(state.admissible_actions or ())
+    known = now.union(*(past.state.admissible_actions or () for past in history))
+    names = sorted({name for action in known for name in _NAME.findall(action)})
+    walks = sorted(action for action in known if action.startswith("go to "))
+    if not walks:
+        return None
+    here = [action for action in walks if action not in now]
+    if here and source.random() < _IN_PLACE:
+        return source.choice(here)
+    kind = source.choice(sorted({name.rpartition(" ")[0] for name in _told_of_going(walks)}))
+    others = [f"{kind} {number}" for number in range(1, _NUMBERS) if f"{kind} {number}" not in names]
+    return f"go to {source.choice(others)}" if others else None
 
 
 def _stale_action(source: random.Random, history: Sequence[Transition], state: State) -> str | None:

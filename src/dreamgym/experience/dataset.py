@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,6 +96,42 @@ def spared(found: Iterable[Example], *, characters: int = 500_000) -> Iterator[E
         if said[example.reply] * len(example.reply) < characters:
             yield example
         said[example.reply] += 1
+
+
+def balanced(found: Iterable[Example], *, most: int = 4) -> list[Example]:
+    """Rare kinds of answer several times: as the root of how much rarer they are, and `most` times at most.
+
+    Recorded actions mostly succeed, and a model that has read thousands of those forgives the failures that
+    it has read dozens of; a policy finds out which. A kind is an action's verb, how its next state opens, how
+    the episode goes on, and how many steps of reasoning led there: refused at once, or for the last reason.
+    """
+    known = list(found)
+    counts = Counter(_kind(example) for example in known)
+    largest = max(counts.values(), default=0)
+    return [
+        example
+        for example in known
+        for _ in range(min(most, int(math.sqrt(largest / counts[_kind(example)]))))
+    ]
+
+
+def _kind(example: Example) -> tuple[str | int, ...]:
+    """
+    >>> _kind(Example(
+    ...     prompt="state: You see a desk 1.\\naction: open desk 1\\n",
+    ...     reply="think: desk 1 is here. it has no door.\\nchange:\\nnext: Nothing happens.\\nend: no",
+    ...     trajectory_id="1",
+    ...     position=0,
+    ... ))
+    ('open', 2, 'Nothing happens.', 'no')
+    """
+    if example.position < 0:
+        return (example.position,)
+    action = example.prompt.rpartition("action: ")[2].split()
+    parts = dict(line.partition(": ")[::2] for line in example.reply.split("\n"))
+    reasons = len(re.findall(r"[.;:](?: |$)", parts.get("think", "")))
+    opening = " ".join(parts.get("next", "").split()[:2])
+    return (action[0] if action else "", reasons, opening, parts.get("end", ""))
 
 
 def held_out(task_id: str, share: float) -> bool:

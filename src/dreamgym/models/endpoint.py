@@ -22,6 +22,7 @@ from dreamgym.models.governor import Governor
 from dreamgym.models.replicas import Replica, Replicas
 from dreamgym.models.reply_cache import ReplyCache
 from dreamgym.models.retries import AttemptFailedError, pause_after, refusal
+from dreamgym.models.sameness import Sameness
 from dreamgym.models.spending import Most, Prices, Spending, Spent
 from dreamgym.models.transport import make_client
 from dreamgym.types import Completion, CompletionRequest, FailureKind
@@ -78,6 +79,7 @@ class Endpoint:
             [base_address(url) for url in settings.urls], self.answers, pause=settings.pause_seconds
         )
         self._flights: dict[bytes, _Flight] = {}
+        self._sameness: dict[str, Sameness] = {}
 
     @property
     def replicas(self) -> Replicas:
@@ -99,7 +101,8 @@ class Endpoint:
             return known
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(self._fly(request, key, row, cached)))
+            flying = self._fly(request, key, row, cached, role)
+            flight = self._flights[key] = _Flight(asyncio.create_task(flying))
         else:
             row.shared += 1
         flight.waiting += 1
@@ -168,9 +171,10 @@ class Endpoint:
         await self._client.aclose()
 
     async def _fly(
-        self, request: CompletionRequest, key: bytes, row: Spent, cache: ReplyCache | None
+        self, request: CompletionRequest, key: bytes, row: Spent, cache: ReplyCache | None, role: str
     ) -> Completion:
         completion = await self._attempts(request, row)
+        row.repeated += self._sameness.setdefault(role, Sameness(role, self.name)).seen(completion.text)
         if cache is not None:
             cache.put(key, completion)
         return completion

@@ -51,6 +51,8 @@ class Spent:
     cache_hits: int = 0
     shared: int = 0
     """Answered by an equal request that was in flight already."""
+    repeated: int = 0
+    """Answered with the very text of the answer before, which was to another question."""
     prompt_tokens: int = 0
     reply_tokens: int = 0
     seconds: float = 0.0

@@ -8,7 +8,7 @@ from dreamgym.report.figures import Sheet
 from dreamgym.report.files import Row, count, number, row_at
 from dreamgym.report.gather import Run
 
-_COUNTS = ("requests", "retries", "failures", "cache_hits", "prompt_tokens", "reply_tokens")
+_COUNTS = ("requests", "retries", "failures", "repeated", "cache_hits", "prompt_tokens", "reply_tokens")
 
 
 def spending_sheet(runs: Sequence[Run]) -> Sheet:
@@ -26,7 +26,7 @@ def spending_sheet(runs: Sequence[Run]) -> Sheet:
         title="What endpoints were asked",
         columns=(
             *("run", "stage", "role", "endpoint", "requests", "retries", "failures"),
-            *("from cache", "prompt tokens", "reply tokens", "seconds", "money"),
+            *("same as before", "from cache", "prompt tokens", "reply tokens", "seconds", "money"),
         ),
         rows=tuple(rows),
         note="Money follows from the configured prices and the servers' own counts; what requests without an "
@@ -43,7 +43,7 @@ def _amounts(row: Row) -> tuple[str, ...]:
     asked = hits + count(row.get("requests")) + count(row.get("failures"))
     perhaps = number(row.get("perhaps")) or 0.0
     return (
-        *(f"{count(row.get(name)):,}" for name in ("requests", "retries", "failures")),
+        *(f"{count(row.get(name)):,}" for name in ("requests", "retries", "failures", "repeated")),
         f"{hits / asked:.0%}" if asked else "–",
         *(f"{count(row.get(name)):,}" for name in ("prompt_tokens", "reply_tokens")),
         f"{number(row.get('seconds')) or 0.0:,.0f}",

@@ -17,7 +17,7 @@ from typing import Any, Self
 from dreamgym.config import Config, ExperienceConfig, Part, Section, validate
 from dreamgym.envs.registry import environment_names, find_environment
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.experience.dataset import Example, examples, held_out, spared, variations
+from dreamgym.experience.dataset import Example, balanced, examples, held_out, spared, variations
 from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, OnProgress, Progress
 from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.model import ReasoningExperienceModel
@@ -248,7 +248,7 @@ async def _examples(
     async for example in examples(recorded, teacher, settings=settings, memory=memory):
         parts[example.trajectory_id in kept_back].append(example)
     known = [found for found in recorded if found.id not in kept_back]
-    return [*spared(parts[0]), *variations(known, seed=config.seed)], parts[1]
+    return [*balanced(spared(parts[0])), *variations(known, seed=config.seed)], parts[1]
 
 
 def _keep(model: Any, tokenizer: Any, folder: Path, progress: Progress) -> None:

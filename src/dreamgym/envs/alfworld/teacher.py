@@ -158,10 +158,9 @@ def _checks(world: _World, kind: str, words: Mapping[str, str]) -> Iterator[tupl
     """
     thing, place = words.get("o", ""), words.get("r", "")
     if kind == "go":
-        if world.place_of(place) is None:
-            yield f"{place} is no place to go.", False
-        elif world.place_of(place) == world.location():
-            yield f"agent is at {place} already.", False
+        there, here = world.place_of(place), world.location()
+        away = there not in (None, here)
+        yield f"{place} at {there or 'no place'}, agent at {here}, elsewhere: {_yes(away)}.", away
         yield f"{place} is {'closed' if world.closed(place) else 'in view'}.", True
     elif kind == "examine":
         yield from _within_reach(world, words["x"])

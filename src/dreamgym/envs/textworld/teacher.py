@@ -66,7 +66,7 @@ def explain(house: House, transition: Transition) -> Note:
     thing, other = (house.named(name) for name in names)
     said: list[str] = []
     for check, met in checks(house, kind, thing, other):
-        said.append(check)
+        said.append(f"{check}: {_yes(met)}")
         if not met:
             break
     if transition.outcome.next_state.text in REFUSALS:
@@ -139,8 +139,8 @@ def _cooked(house: House, thing: str, made: str) -> Change:
 def checks(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
     """What an action requires beside what there is, in order, each with whether it is met.
 
-    Both sides are written down before the verdict: a small model copies well, and compares what stands close
-    together.
+    Both sides are written down before the verdict, which `explain` adds: a small model copies well, compares
+    what stands close together, and forgives what it was never made to decide.
     """
     if kind == "unknown":
         yield "no such action", False
