@@ -15,9 +15,12 @@ import small_models
 from served import served
 
 from command import INTERRUPTIBLE, dreamgym
+from dreamgym.errors import ConfigError
 from dreamgym.models import tiny
 from dreamgym.models.check import check_endpoint
+from dreamgym.models.named import at_address, find_endpoint
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
+from dreamgym.testing.served import ScriptedServer
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +99,27 @@ def test_what_holds_no_weights_is_not_served(tmp_path: Path) -> None:
     refused = dreamgym("models", "serve", tmp_path)
     assert refused.returncode == 2
     assert "found no weights" in refused.stderr
+
+
+def test_an_openai_name_and_an_address_make_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert at_address("openai:org/model", "http://a/v1") == "endpoint:org/model@http://a/v1"
+    assert at_address("openai:m", None) == "openai:m"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://b/v1")
+    found = find_endpoint("openai:org/model", {})
+    assert (found.url, found.model, found.key_from) == ("http://b/v1", "org/model", "OPENAI_API_KEY")
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert find_endpoint("openai:m", {}).url == "https://api.openai.com/v1"
+    for wrong in ("hf:m", "openai:m@http://a/v1"):
+        with pytest.raises(ConfigError, match="expected openai:MODEL beside it"):
+            at_address(wrong, "http://b/v1")
+
+
+def test_a_check_takes_its_model_as_an_option_and_needs_exactly_one() -> None:
+    with ScriptedServer(lambda request: "yes") as server:
+        address = ("--model", "openai:scripted", "--base-url", f"{server.url}/v1")
+        checked = dreamgym("models", "check", *address, "--requests", 2, "--json")
+        both = dreamgym("models", "check", server.name, *address)
+    assert json.loads(checked.stdout)["endpoint"] == f"endpoint:scripted@{server.url}/v1"
+    for wrong in (both, dreamgym("models", "check")):
+        assert wrong.returncode == 2
+        assert "expected the name of one endpoint" in wrong.stderr

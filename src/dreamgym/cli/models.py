@@ -14,7 +14,7 @@ import typer
 
 from dreamgym.cli import screen
 from dreamgym.cli.dream import need_models
-from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
+from dreamgym.cli.options import BaseUrl, ConfigFile, Json, Overrides, resolve
 from dreamgym.config import EndpointConfig
 from dreamgym.errors import ConfigError
 
@@ -28,11 +28,14 @@ app = typer.Typer(no_args_is_help=True, help="Language models: check an endpoint
 @screen.command
 def check(
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="NAME", help="endpoint:NAME of a section [endpoints.NAME], or endpoint:MODEL@URL."
+            metavar="NAME",
+            help="endpoint:NAME of a section [endpoints.NAME], endpoint:MODEL@URL, or openai:MODEL.",
         ),
-    ],
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The same, as an option.", metavar="NAME")] = None,
+    base_url: BaseUrl = None,
     requests: Annotated[int, typer.Option(help="Sent at once to measure speed.", min=1)] = 16,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -50,9 +53,14 @@ def check(
       dreamgym models check endpoint:strong --config endpoints.toml
 
       dreamgym models check endpoint:Qwen/Qwen3-8B@http://localhost:8000 --json
-    """
-    from dreamgym.models.named import find_endpoint
 
+      dreamgym models check --model openai:Qwen/Qwen3-8B --base-url http://localhost:8000/v1
+    """
+    from dreamgym.models.named import at_address, find_endpoint
+
+    if (name is None) == (model is None):
+        raise ConfigError("expected the name of one endpoint: NAME, or --model NAME")
+    name = at_address(str(name or model), base_url)
     settings = find_endpoint(name, resolve(config, overrides, {}).endpoints)
     found = asyncio.run(_check(name, settings, requests))
     marks = {True: "yes", False: "NO", None: "–"}
@@ -66,9 +74,9 @@ def check(
 
 async def _check(name: str, settings: EndpointConfig, requests: int) -> list[Finding]:
     from dreamgym.models.check import check_endpoint
-    from dreamgym.models.named import ENDPOINT
+    from dreamgym.models.named import plain_name
 
-    plain = name.removeprefix(ENDPOINT)
+    plain = plain_name(name)
     found = await check_endpoint(plain, settings, requests=requests)
     return found if any(each.good is False for each in found) else [*found, await _tried(plain, settings)]
 

@@ -16,6 +16,10 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; fl
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="any setting, e.g. --set replay.k=8")
 ]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="address of openai:MODEL; by default $OPENAI_BASE_URL, or OpenAI's own"),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved configuration and stop")]
 
 

@@ -33,12 +33,12 @@ from dreamgym.cli.dream import (
     recorded,
     revealed,
 )
-from dreamgym.cli.options import ConfigFile, Overrides, resolve
+from dreamgym.cli.options import BaseUrl, ConfigFile, Overrides, resolve
 from dreamgym.config import Config, nearest_name, validate
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.experience.sheet import difference, tell
-from dreamgym.models.named import names_language_model
+from dreamgym.models.named import at_address, names_language_model
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, RevealingEnvironment
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
@@ -68,11 +68,14 @@ def play_command(
     dream: Annotated[
         str | None,
         typer.Option(
+            "--dream",
+            "--model",
             metavar="RUN|MODEL",
             help="play it as an experience model imagines it: that of a taught run, or a language model that "
-            "is asked to (endpoint:NAME, endpoint:MODEL@URL, hf:NAME_OR_PATH)",
+            "is asked to (endpoint:NAME, endpoint:MODEL@URL, openai:MODEL, hf:NAME_OR_PATH)",
         ),
     ] = None,
+    base_url: BaseUrl = None,
     trajectories: Annotated[
         list[str] | None,
         typer.Option(help="with --dream: take task and hidden facts from these, not from the environment"),
@@ -99,8 +102,13 @@ def play_command(
       dreamgym play --dream runs/shop --trajectories shop
 
       dreamgym play --dream endpoint:MODEL@http://localhost:8000 --env shop --trajectories shop
+
+      dreamgym play --model openai:MODEL --base-url http://localhost:8000/v1 --env shop --trajectories shop
     """
+    if base_url is not None and dream is None:
+        raise ConfigError("--base-url belongs to --dream openai:MODEL")
     if dream is not None:
+        dream = at_address(dream, base_url)
         if not names_language_model(dream):
             need_models()
         env = environment_of(dream, env, overrides)

@@ -1,4 +1,4 @@
-"""Language models by name: the one place that knows what ``hf:`` and ``endpoint:`` mean.
+"""Language models by name: the one place that knows what ``hf:``, ``endpoint:`` and ``openai:`` mean.
 
 What is named twice is opened once, so that all who ask one endpoint share its limits, and all endpoints of a
 run its budget.
@@ -6,6 +6,7 @@ run its budget.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +23,13 @@ from dreamgym.protocols import LanguageModel
 if TYPE_CHECKING:
     from dreamgym.models.local import LocalLanguageModel
 
-LOCAL, ENDPOINT = "hf:", "endpoint:"
-NAMES = "hf:NAME_OR_PATH, endpoint:NAME or endpoint:MODEL@URL"
+LOCAL, ENDPOINT, OPENAI = "hf:", "endpoint:", "openai:"
+REMOTE = (ENDPOINT, OPENAI)
+NAMES = "hf:NAME_OR_PATH, endpoint:NAME, endpoint:MODEL@URL or openai:MODEL"
 """For help texts and messages."""
+_ADDRESS_FROM, _ADDRESS = "OPENAI_BASE_URL", "https://api.openai.com/v1"
+_KEY_FROM = "OPENAI_API_KEY"
+"""Of ``openai:MODEL``, as the official client has it."""
 CACHE = "replies.sqlite"
 _UNTOLD_CONTEXT = 8192
 
@@ -37,19 +42,25 @@ def names_language_model(name: str) -> bool:
     >>> names_language_model("rules")
     False
     """
-    return any(name.startswith(prefix) and name != prefix for prefix in (LOCAL, ENDPOINT))
+    return any(name.startswith(prefix) and name != prefix for prefix in (LOCAL, *REMOTE))
 
 
 def find_endpoint(name: str, endpoints: Mapping[str, EndpointConfig]) -> EndpointConfig:
-    """The settings behind ``NAME`` or ``MODEL@URL``, with ``endpoint:`` before it or not.
+    """The settings behind ``endpoint:NAME``, ``endpoint:MODEL@URL`` (which both go without ``endpoint:``) or
+    ``openai:MODEL``.
 
     >>> find_endpoint("endpoint:qwen@http://localhost:8000", {}).model
     'qwen'
+    >>> find_endpoint("openai:qwen@http://localhost:8000", {}).url
+    'http://localhost:8000'
 
     Raises:
         ConfigError: there is no such section.
     """
-    name = name.removeprefix(ENDPOINT)
+    if name.startswith(OPENAI) and "@" not in name:
+        url = os.environ.get(_ADDRESS_FROM) or _ADDRESS
+        return EndpointConfig(url=url, model=plain_name(name), key_from=_KEY_FROM)
+    name = plain_name(name)
     if name in endpoints:
         return endpoints[name]
     model, at, url = name.rpartition("@")
@@ -62,6 +73,28 @@ def find_endpoint(name: str, endpoints: Mapping[str, EndpointConfig]) -> Endpoin
     )
 
 
+def plain_name(name: str) -> str:
+    """An endpoint's name without what says that it is one."""
+    return name.removeprefix(ENDPOINT).removeprefix(OPENAI)
+
+
+def at_address(name: str, base_url: str | None) -> str:
+    """A model's name with the address that was given beside it.
+
+    >>> at_address("openai:qwen", "http://localhost:8000/v1")
+    'endpoint:qwen@http://localhost:8000/v1'
+
+    Raises:
+        ConfigError: the name says already where it is, or that it is nowhere else.
+    """
+    if base_url is None:
+        return name
+    model = plain_name(name)
+    if name.startswith(LOCAL) or "@" in model:
+        raise ConfigError(f"--base-url {base_url}: expected openai:MODEL beside it, got {name!r}")
+    return f"{ENDPOINT}{model}@{base_url}"
+
+
 def check_named(name: str, config: Config) -> None:
     """Say before anything starts what would be wrong with a language model's name.
 
@@ -70,9 +103,9 @@ def check_named(name: str, config: Config) -> None:
     """
     if not names_language_model(name):
         raise ConfigError(f"expected {NAMES}, got {name!r}")
-    if name.startswith(ENDPOINT):
+    if name.startswith(REMOTE):
         settings = find_endpoint(name, config.endpoints)
-        check_settings(name.removeprefix(ENDPOINT), settings, in_money=config.budget.money is not None)
+        check_settings(plain_name(name), settings, in_money=config.budget.money is not None)
 
 
 class LanguageModels:
@@ -99,16 +132,16 @@ class LanguageModels:
             ConfigError: there is no such model.
         """
         check_named(name, self._config)
-        if name.startswith(ENDPOINT):
+        if name.startswith(REMOTE):
             return RemoteLanguageModel(self.endpoint(name), role=role)
         from dreamgym.models.chat import as_taught
 
         return as_taught(self._loaded(name))
 
     def endpoint(self, name: str) -> Endpoint:
-        name = name.removeprefix(ENDPOINT)
+        settings = find_endpoint(name, self._config.endpoints)
+        name = plain_name(name)
         if name not in self._endpoints:
-            settings = find_endpoint(name, self._config.endpoints)
             self._endpoints[name] = Endpoint(
                 name, settings, spending=self.spending, cache=self._cache(settings)
             )
@@ -116,7 +149,7 @@ class LanguageModels:
 
     def context(self, name: str) -> int:
         """Tokens of a prompt and its reply that the model takes."""
-        if name.startswith(ENDPOINT):
+        if name.startswith(REMOTE):
             return find_endpoint(name, self._config.endpoints).context
         made_for = getattr(self._loaded(name).model.config, "max_position_embeddings", None)
         return made_for or _UNTOLD_CONTEXT
