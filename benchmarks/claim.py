@@ -87,16 +87,17 @@ PLACES = {
     ),
 }
 PRACTICE = (
-    *("agent.temperature=0.7", "learner.learning_rate=2e-4", "learner.matrix_learning_rate=0.005"),
-    *("learner.warmup=10", "learner.epochs=2", "learner.minibatch=16", "learner.micro_tokens=2048"),
+    *("agent.temperature=0.7", "learner.learning_rate=2e-4", "learner.matrix_learning_rate=0.003"),
+    *("learner.warmup=4", "learner.epochs=2", "learner.minibatch=32", "learner.micro_tokens=2048"),
+    "learner.lengths=trajectory",
 )
 """Settings of all practice, in dream and reality alike."""
 ALGORITHMS = {
-    "grpo": ("learner.lengths=trajectory", "learner.negative_weight=0", "learner.refusal_penalty=5"),
-    "ppo": ("learner.lengths=trajectory", "learner.negative_weight=0.5", "learner.refusal_penalty=0.05"),
+    "grpo": ("learner.refusal_penalty=0.5",),
+    "ppo": ("learner.refusal_penalty=0.05",),
     "dpo": (),
 }
-"""A refused turn costs a share of the reward in PPO; in GRPO it is not learnt from, whatever became of it."""
+"""A refused turn costs a share of the reward: GRPO blames it alone, PPO all that led there, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
