@@ -89,6 +89,10 @@ class ExperienceConfig(Section):
     exchange_numbers: bool = Field(
         True, description="teach a model from scratch to copy numbers by exchanging them; no for arithmetic"
     )
+    exchange_names: bool = Field(
+        True, description="likewise words that the environment says could stand for one another"
+    )
+
     steps: int = Field(1500, ge=1, description="weight updates")
     batch: int = Field(32, ge=1, description="examples per update")
     validation: float = Field(0.05, ge=0, lt=1, description="share of tasks held out to measure agreement")

@@ -25,6 +25,7 @@ from dreamgym.envs.textworld.goals import can_succeed, goal_met, lost
 from dreamgym.envs.textworld.house import House, facts_for, parsed
 from dreamgym.envs.textworld.play import REFUSALS, Playthrough
 from dreamgym.envs.textworld.teacher import TextWorldTeacher, checks, current_sheet, explain
+from dreamgym.experience.comparisons import corrected
 from dreamgym.experience.reply import prompt, start_prompt
 from dreamgym.rollout import roll_out
 from dreamgym.training.teach import prompt_settings
@@ -63,6 +64,7 @@ def compare(settings: GameSettings, seed: int, *, led: float, jumbled: float = 0
         )
         note = explain(house, Transition(state=State(text=""), action=action, outcome=outcome))
         assert note.reasoning.endswith("not possible.") == (text in REFUSALS)
+        assert corrected(f"think: {note.reasoning}") is None, note.reasoning
         assert ("the task is done" in note.reasoning) == play.won
         assert ("all is lost" in note.reasoning) == play.lost
         sheet = current_sheet(sheet, (note,))

@@ -34,7 +34,7 @@ def finetuning(
     steps: int,
     *,
     known: int = 64,
-    exchangeable: Sequence[int] = range(1, 9),
+    exchangeable: Sequence[Sequence[int]] = (range(1, 9),),
     **changes: Any,
 ) -> tuple[Any, Finetuning]:
     """A run that is taught the first `known` examples and measured on all."""

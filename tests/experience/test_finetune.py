@@ -35,6 +35,20 @@ def test_exchanged_names_are_copied_though_most_were_never_shown(tmp_path: Path)
     assert copied.agreement > 0.9
 
 
+def test_names_are_exchanged_within_their_group_alone(tmp_path: Path) -> None:
+    groups = (range(1, 4), range(4, 9), [9])
+    _, run = finetuning(tmp_path, 1, exchangeable=groups)
+    tokens = torch.tensor([[11, 9, 1, 5, 10, 1, 5]] * 200)
+    targets = torch.tensor([[-100] * 5 + [1, 5]] * 200)
+    torch.manual_seed(0)
+    read, taught = run._exchanged(tokens, targets)
+    assert (read[:, :2] == tokens[:, :2]).all()
+    assert set(read[:, 2].tolist()) == {1, 2, 3}
+    assert set(read[:, 3].tolist()) == {4, 5, 6, 7, 8}
+    assert (read[:, 2:4] == read[:, 5:7]).all()
+    assert (taught[:, 5:] == read[:, 5:]).all()
+
+
 def test_a_run_killed_twice_ends_with_the_weights_of_one_never_stopped(tmp_path: Path) -> None:
     finetuning(tmp_path / "whole", 40)[1].run()
     for stop in (7, 23):

@@ -269,3 +269,14 @@ def test_what_cannot_be_taught_is_said_before_anything_starts(
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="needs a GPU"):
             student_of(folders["llama"], device="cuda")
+
+
+def test_names_that_the_environment_gives_are_exchanged_unless_told_not_to() -> None:
+    text = "You are in the kitchen. You can go north to the pantry. There is a mug 1 and a mug 2."
+    corpus = [Example(prompt=text, reply=text, trajectory_id="1", position=0)]
+    rooms = (frozenset({"kitchen", "pantry", "attic"}),)
+    student = make_student(ExperienceConfig(model="nano"), corpus, 0, names=rooms)
+    words = [[student.tokenizer.decode([token]) for token in group] for group in student.exchangeable]
+    assert [sorted(group) for group in words] == [[" 1", " 2"], [" kitchen", " pantry"]]
+    plain = ExperienceConfig(model="nano", exchange_names=False, exchange_numbers=False)
+    assert make_student(plain, corpus, 0, names=rooms).exchangeable == ()

@@ -107,16 +107,16 @@ class Finetuning:
         *,
         settings: FinetuneSettings,
         folder: Path,
-        exchangeable: Sequence[int] = (),
+        exchangeable: Sequence[Sequence[int]] = (),
     ) -> None:
         """
         Args:
             end: the token that closes a reply.
-            exchangeable: tokens of names that mean nothing by themselves, such as the number of a drawer.
-                They are exchanged for each other at random, the same way throughout an example, so that the
-                model must copy them from its question and cannot learn them by heart.
+            exchangeable: tokens of names that mean nothing by themselves, such as the number of a drawer, in
+                groups. Those of a group are exchanged for each other at random, the same way throughout an
+                example, so that the model must copy them from its question and cannot learn them by heart.
         """
-        self._exchangeable = torch.tensor(sorted(exchangeable), dtype=torch.long)
+        self._exchangeable = [torch.tensor(sorted(group)) for group in exchangeable if len(group) > 1]
         self._model = model
         self._settings = settings
         self._folder = folder
@@ -186,7 +186,7 @@ class Finetuning:
 
     def _inputs(self, examples: Sequence[_Encoded], *, exchange: bool = False) -> _Inputs:
         padded = _padded(examples)
-        if exchange and len(self._exchangeable) > 1:
+        if exchange and self._exchangeable:
             padded = self._exchanged(*padded)
         tokens, targets = (part.to(self._device) for part in padded)
         return tokens, targets, torch.tensor([len(one.tokens) for one in examples], device=self._device)
@@ -204,10 +204,11 @@ class Finetuning:
 
     def _exchanged(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Some examples stay as they are: numbers as they really come must be seen, too."""
-        names = self._exchangeable
-        table = torch.arange(max(int(tokens.max()), int(names.max())) + 1).repeat(len(tokens), 1)
+        highest = max(int(tokens.max()), *(int(names.max()) for names in self._exchangeable))
+        table = torch.arange(highest + 1).repeat(len(tokens), 1)
         for row in (torch.rand(len(tokens)) < _EXCHANGED).nonzero()[:, 0].tolist():
-            table[row, names] = names[torch.randperm(len(names))]
+            for names in self._exchangeable:
+                table[row, names] = names[torch.randperm(len(names))]
         taught = targets != _IGNORED
         tokens = table.gather(1, tokens)
         return tokens, torch.where(taught, tokens, targets)

@@ -2,8 +2,9 @@
 
 It is asked with the task, the facts that the action touches, the newest history and the nearest
 demonstrations, and answers with reasoning, what changes, the next state and whether the episode ends (the
-paper's Eq. 4). A reply that does not parse is asked again with another seed; after the last attempt it is a
-typed failure, which costs one episode. The same question always gets the same answer.
+paper's Eq. 4). Comparisons in its reasoning are checked, and it goes on from the right verdict. A reply that
+does not parse is asked again with another seed; after the last attempt it is a typed failure, which costs one
+episode. The same question always gets the same answer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.comparisons import corrected
 from dreamgym.experience.conclude import Memory, Told, conclude, demonstrations
 from dreamgym.experience.reply import PromptSettings, Reply, parse_reply, parse_start, prompt, start_prompt
 from dreamgym.experience.reward import OwnWord
@@ -29,6 +31,8 @@ from dreamgym.types import (
     WorldSheet,
 )
 
+_CORRECTIONS = 8
+"""Of one reply, at most; each is another question to the model."""
 _UNTHOUGHT = "think: \nchange:"
 """Put into the mouth of a model that shall answer without reasoning, however it was taught."""
 
@@ -70,6 +74,8 @@ class ReasoningExperienceModel:
         self._attempts = attempts
         self._max_tokens = max_tokens
         self._remembered = remembered
+        self.corrections = 0
+        """Verdicts that were put right, see `comparisons`."""
         self._replies: dict[tuple[str, int], asyncio.Future[Completion]] = {}
 
     @property
@@ -118,12 +124,24 @@ class ReasoningExperienceModel:
     async def _reply(self, question: str) -> tuple[Reply, Completion]:
         begun = "" if self._settings.reasoning else _UNTHOUGHT
         for attempt in range(self._attempts):
-            completion = await self._ask(question + begun, attempt)
+            text, completion = await self._put_right(question, begun, attempt)
             try:
-                return parse_reply(begun + completion.text), completion
+                return parse_reply(text), completion
             except EpisodeFailedError as error:
                 problem = error
         raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
+
+    async def _put_right(self, question: str, begun: str, attempt: int) -> tuple[str, Completion]:
+        """A whole reply, its comparisons correct."""
+        for _ in range(_CORRECTIONS):
+            completion = await self._ask(question + begun, attempt)
+            text = begun + completion.text
+            better = corrected(text)
+            if better is None:
+                break
+            self.corrections += 1
+            begun = better
+        return text, completion
 
     async def _ask(self, question: str, attempt: int) -> Completion:
         if not self._remembered:

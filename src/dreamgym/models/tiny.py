@@ -8,7 +8,7 @@ back.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -101,6 +101,13 @@ def number_tokens(tokenizer: Any) -> list[int]:
     """The tokens of whole numbers with a space before them, as in "drawer 12"."""
     known = tokenizer.get_vocab().items()
     return sorted(token for piece, token in known if piece[:1] == "Ġ" and piece[1:].isdecimal())
+
+
+def word_tokens(tokenizer: Any, words: Collection[str]) -> list[int]:
+    """The tokens of these words with a space before them; those that the tokenizer cuts in pieces are left
+    out."""
+    known = tokenizer.get_vocab()
+    return sorted(known[f"Ġ{word}"] for word in words if f"Ġ{word}" in known)
 
 
 def _most_frequent(counts: Counter[str], size: int) -> list[str]:

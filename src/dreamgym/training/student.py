@@ -7,7 +7,7 @@ precision. A finished student is a plain model: adapters are merged into the wei
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,8 +31,8 @@ class Student:
     precision: Literal["fp32", "bf16"]
     context: int | None
     """The most tokens that the model reads, where it says so."""
-    exchangeable: tuple[int, ...] = ()
-    """Tokens of numbers that only name things; see `Finetuning`."""
+    exchangeable: tuple[tuple[int, ...], ...] = ()
+    """Tokens of numbers and words that only name things; see `Finetuning`."""
 
     @property
     def end(self) -> int:
@@ -46,8 +46,17 @@ class Student:
         return self.model
 
 
-def make_student(settings: ExperienceConfig, corpus: Sequence[Example], seed: int) -> Student:
+def make_student(
+    settings: ExperienceConfig,
+    corpus: Sequence[Example],
+    seed: int,
+    *,
+    names: Sequence[Collection[str]] = (),
+) -> Student:
     """
+    Args:
+        names: groups of words that stand for one another, see `EnvironmentSpec.exchangeable`.
+
     Raises:
         ConfigError: there is no such model or device, or the model cannot be taught replies.
         MissingExtraError: LoRA is asked for and PEFT is not installed.
@@ -60,7 +69,7 @@ def make_student(settings: ExperienceConfig, corpus: Sequence[Example], seed: in
         if settings.adapter == "lora":
             model = _with_lora(model, settings, seed)
         rate = _LORA if settings.adapter == "lora" else _PRETRAINED
-        numbers: list[int] = []
+        groups: list[list[int]] = []
     elif settings.adapter == "none":
         from dreamgym.models import tiny
 
@@ -68,7 +77,9 @@ def make_student(settings: ExperienceConfig, corpus: Sequence[Example], seed: in
         tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
         model = tiny.make_model(settings.model, tokenizer, family=settings.family, seed=seed).to(device)
         rate = _FROM_SCRATCH
-        numbers = tiny.number_tokens(tokenizer) if settings.exchange_numbers else []
+        groups = [tiny.number_tokens(tokenizer)] if settings.exchange_numbers else []
+        if settings.exchange_names:
+            groups += [tiny.word_tokens(tokenizer, words) for words in names]
     else:
         raise ConfigError(
             f"experience.adapter={settings.adapter!r} adapts pretrained weights, which "
@@ -81,7 +92,7 @@ def make_student(settings: ExperienceConfig, corpus: Sequence[Example], seed: in
         learning_rate=settings.learning_rate or rate,
         precision=precision,
         context=getattr(model.config, "max_position_embeddings", None),
-        exchangeable=tuple(numbers),
+        exchangeable=tuple(map(tuple, groups)),
     )
 
 

@@ -104,7 +104,9 @@ async def _teach(
             training, validation = await _examples(config, recorded, teacher, actor, own)
     else:
         training, validation = await _examples(config, recorded, teacher, actor, memory)
-    student = make_student(settings, [*training, *validation], config.seed)
+    known = config.environment.name in environment_names()
+    names = find_environment(config.environment.name).exchangeable if known else ()
+    student = make_student(settings, [*training, *validation], config.seed, names=names)
     run = Finetuning(
         student.model,
         encoder(student.tokenizer),

@@ -18,6 +18,15 @@ HEATS: Mapping[str, str] = {"stove": "fried", "oven": "roasted", "BBQ": "grilled
 """What becomes of food on each of these."""
 CUTS: Mapping[str, str] = {"slice": "sliced", "dice": "diced", "chop": "chopped"}
 SHUT = frozenset({"closed", "locked"})
+ROOMS = frozenset({
+    "backyard", "bathroom", "bedroom", "corridor", "driveway", "garden", "kitchen", "livingroom", "pantry",
+    "shed", "street", "supermarket",
+})  # fmt: skip
+FURNITURE = frozenset({"bed", "bench", "counter", "shelf", "showcase", "sofa", "table", "toilet"})
+"""On which things lie."""
+COLOURS = frozenset({"black", "green", "orange", "purple", "red", "white", "yellow"})
+FOODS = frozenset({"apple", "banana", "carrot", "cheese", "lettuce", "onion", "pepper", "potato", "tomato"})
+WAYS = frozenset({"north", "south", "east", "west"})
 OPPOSITE = {"north": "south", "south": "north", "west": "east", "east": "west"}
 
 _ACTIONS = (

@@ -30,7 +30,6 @@ _OPENING = {
     "lock": ("closed", "locked"),
 }
 """What a door or container is before and after each."""
-_STATES = ("uncut", *sorted(CUTTING), "edible", "inedible", "drinkable")
 
 
 class TextWorldTeacher:
@@ -156,13 +155,13 @@ def checks(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[st
     elif kind in ("open", "close", "unlock", "lock"):
         yield from _opening(house, kind, thing, other)
     elif kind in ("take", "examine"):
-        yield _reach(house, thing)
+        yield from _reach(house, thing)
         if house.ways_to(thing) and (kind == "take" or house.recipe):
             yield f"{thing} is a door", False  # which can only be looked at in the hunt's rules
         elif kind == "take":
             yield from _taking(house, thing, other)
     else:
-        yield f"{thing} {_place(house, thing)}", house.carried(thing)
+        yield _carried(house, thing)
         yield from _use(house, kind, thing, other)
 
 
@@ -171,29 +170,29 @@ def _way(house: House, way: str) -> Iterator[tuple[str, bool]]:
     yield f"{way} of {house.room} is {found[1] if found else 'nothing'}", found is not None
     door = found[2] if found else None
     if door is not None:
-        yield _stated(house, door, {"open"})
+        yield _stated(house, door, "open")
 
 
 def _meal(house: House) -> Iterator[tuple[str, bool]]:
     if not house.recipe:
         yield "no recipe", False
         return
-    yield f"player in {house.room}", house.room == KITCHEN
+    yield _compared("needs", KITCHEN, house.room)
     for food in house.recipe:
-        yield f"{food} {_place(house, food)}", house.carried(food)
+        yield _carried(house, food)
         for group, none in ((COOKING, "raw"), (CUTTING, "uncut")):
-            asked = ", ".join(sorted(house.recipe[food] & group)) or none
-            there = ", ".join(sorted(house.marks[food] & group)) or none
-            yield f"wanted {asked}, is {there}", asked == there
+            asked = " and ".join(sorted(house.recipe[food] & group)) or none
+            there = " and ".join(sorted(house.marks[food] & group)) or none
+            yield _compared("wanted", asked, there)
 
 
 def _opening(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
-    yield _reach(house, thing)
-    yield _stated(house, thing, {_OPENING[kind][0]})
+    yield from _reach(house, thing)
+    yield _stated(house, thing, _OPENING[kind][0])
     if other:
-        yield f"{other} {_place(house, other)}", house.carried(other)
+        yield _carried(house, other)
         fits = next((fact[2] for fact in sorted(house.facts) if fact[:2] == ("match", other)), "nothing")
-        yield f"fits {fits}", house.has("match", other, thing)
+        yield _compared("fits", fits, thing)
     elif kind == "open" and "fixed" in house.marks[thing]:
         yield f"holds {'something' if house.held(thing) else 'nothing'}", True
 
@@ -202,7 +201,7 @@ def _taking(house: House, thing: str, other: str) -> Iterator[tuple[str, bool]]:
     if "fixed" in house.marks[thing]:
         yield f"{thing} is fixed", False
     asked, where = other or house.room, house.place.get(thing, ("at", "nowhere"))[1]
-    yield f"asked from {asked}, is in {where}", where == asked
+    yield _compared("asked from", asked, where)
 
 
 def _use(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
@@ -210,13 +209,13 @@ def _use(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str,
     marks, tool = house.marks[thing], house.marks[other]
     if kind in ("eat", "drink"):
         able = "edible" if kind == "eat" else "drinkable"
-        yield _stated(house, thing, {able})
+        yield _stated(house, thing, able)
     elif kind in CUTS:
-        yield _stated(house, thing, {"uncut"})
-        yield f"{other} {_place(house, other)}", house.carried(other)
+        yield _stated(house, thing, "uncut")
+        yield _carried(house, other)
         yield f"{other} {'sharp' if 'sharp' in tool else 'blunt'}", "sharp" in tool
     elif other:
-        yield _reach(house, other)
+        yield from _reach(house, other)
         if kind == "cook":
             heated = "raw" if marks & {"raw", "needs_cooking"} else "cooked" if "cooked" in marks else ""
             yield (
@@ -229,8 +228,19 @@ def _use(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str,
             yield f"{other} is {opens[0]}", opens[0] == ("open" if kind == "insert" else "a place")
 
 
-def _reach(house: House, thing: str) -> tuple[str, bool]:
-    return f"{thing} {_place(house, thing)}, player in {house.room}", house.within_reach(thing)
+def _reach(house: House, thing: str) -> Iterator[tuple[str, bool]]:
+    places = [where for _, where in house.chain(thing)]
+    if house.ways_to(thing) or not places or places[-1] == PLAYER:
+        yield f"{thing} {_place(house, thing)}, player in {house.room}", house.within_reach(thing)
+        return
+    yield _compared(f"{thing} {_place(house, thing)}", places[-1], house.room)
+    shut = next((where for where in places if house.marks[where] & SHUT), None)
+    if shut is not None:
+        yield f"{shut} closed", False
+
+
+def _carried(house: House, thing: str) -> tuple[str, bool]:
+    return _compared(thing, _place(house, thing), "carried")
 
 
 def _place(house: House, thing: str) -> str:
@@ -238,13 +248,25 @@ def _place(house: House, thing: str) -> str:
     return place_of(house, thing) or "nowhere"
 
 
-def _stated(house: House, thing: str, needed: set[str]) -> tuple[str, bool]:
-    marks = house.marks[thing]
-    known = [mark for mark in ("open", "closed", "locked", *_STATES) if mark in marks]
-    groups = ({"open", "closed", "locked"}, {"edible", "inedible", "drinkable"}, {"uncut", *CUTTING})
-    asked = next(group for group in groups if needed & group)
-    told = [mark for mark in known if mark in asked]
-    return f"{thing} is {', '.join(told) or 'neither'}", bool(needed & marks)
+def _stated(house: House, thing: str, needed: str) -> tuple[str, bool]:
+    groups = (
+        ("open", "closed", "locked"),
+        ("edible", "inedible", "drinkable"),
+        ("uncut", *sorted(CUTTING)),
+    )
+    asked = next(group for group in groups if needed in group)
+    told = [mark for mark in asked if mark in house.marks[thing]]
+    return _compared(f"{thing} is", " and ".join(told) or "neither", needed)
+
+
+def _compared(lead: str, left: str, right: str) -> tuple[str, bool]:
+    """What is there beside what is needed, so that anybody can see whether they are the same."""
+    return _comparison(lead, left, right), left == right
+
+
+def _comparison(lead: str, left: str, right: str) -> str:
+    """In the form whose verdict is checked when a model thinks so (`experience.comparisons`)."""
+    return f"{lead}, {left} = {right}"
 
 
 def _made(house: House, thing: str, heater: str) -> str:
@@ -256,7 +278,7 @@ def _goal_check(house: House, kind: str, thing: str, other: str) -> Iterator[str
     """What the recipe asks for beside what is made, one small question after the other."""
     if kind == "take":
         yield from (
-            f"{fact[0]} {fact[1]}, this is {thing}: {_yes(fact[1] == thing)}"
+            f"{_comparison(fact[0], fact[1], thing)}: {_yes(fact[1] == thing)}"
             for fact in sorted(house.facts)
             if fact[0] in ("wins", "loses")
         )
@@ -269,8 +291,8 @@ def _goal_check(house: House, kind: str, thing: str, other: str) -> Iterator[str
         yield f"recipe {thing} yes"
     else:
         group, made = (CUTTING, CUTS[kind]) if kind in CUTS else (COOKING, _made(house, thing, other))
-        asked = ", ".join(sorted(wanted & group)) or "none"
-        yield f"recipe {thing} {asked}, this is {made}: {_yes(made == asked)}"
+        asked = " and ".join(sorted(wanted & group)) or "none"
+        yield f"{_comparison(f'recipe {thing}', asked, made)}: {_yes(made == asked)}"
 
 
 def _yes(true: bool) -> str:
