@@ -174,7 +174,8 @@ class Endpoint:
         self, request: CompletionRequest, key: bytes, row: Spent, cache: ReplyCache | None, role: str
     ) -> Completion:
         completion = await self._attempts(request, row)
-        row.repeated += self._sameness.setdefault(role, Sameness(role, self.name)).seen(completion.text)
+        same = self._sameness.setdefault(role, Sameness(role, self.name))
+        row.repeated += same.seen(request.prompt, completion.text)
         if cache is not None:
             cache.put(key, completion)
         return completion

@@ -7,7 +7,7 @@ policy would practise in a world where nothing ever happens.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 logger = logging.getLogger("dreamgym.models")
 
@@ -17,27 +17,31 @@ ALARM = 20
 
 @dataclass(slots=True)
 class Sameness:
-    """Follows the replies to one role; every request is another one, since equal ones are asked once."""
+    """Follows the replies to one role."""
 
     role: str
     endpoint: str
-    last: str | None = None
-    in_a_row: int = field(default=1)
+    question: str = ""
+    reply: str | None = None
+    in_a_row: int = 1
 
-    def seen(self, text: str) -> bool:
-        """Whether it is the same reply as the last one; an alarm is given once for a row of them.
+    def seen(self, question: str, reply: str) -> bool:
+        """Whether another question got the same reply as the last one; an alarm is given once for a row of
+        them.
 
         >>> same = Sameness("experience", "strong")
-        >>> [same.seen(text) for text in ("It opens.", "It opens.", "It closes.")]
-        [False, True, False]
+        >>> [same.seen(question, "Yes.") for question in ("open?", "open?", "shut?")]
+        [False, False, True]
         """
-        again = text == self.last
-        self.in_a_row = self.in_a_row + 1 if again else 1
-        self.last = text
-        if self.in_a_row == ALARM:
+        if reply != self.reply:
+            self.in_a_row = 0
+        again = reply == self.reply and question != self.question
+        self.in_a_row += again or not self.in_a_row
+        self.question, self.reply = question, reply
+        if again and self.in_a_row == ALARM:
             logger.warning(
                 "endpoint %r gave %s the same reply to %d different questions in a row: %r; is the model "
                 "behind it the one you mean? (dreamgym models check)",
-                *(self.endpoint, self.role or "its caller", ALARM, text[:80]),
+                *(self.endpoint, self.role or "its caller", ALARM, reply[:80]),
             )
         return again

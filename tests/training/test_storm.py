@@ -1,0 +1,95 @@
+"""Five thousand requests of a training run through a storm in which the server also dies and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_paid_training import learnt
+from training_run import FACTORY, CorridorDream, record, run, settings
+
+from dreamgym.config import Config, EndpointConfig
+from dreamgym.models.named import LanguageModels
+from dreamgym.models.spending import Spent
+from dreamgym.protocols import LanguageModel
+from dreamgym.replay.offline import read_trajectories
+from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
+from dreamgym.testing.served import ScriptedServer
+from dreamgym.training.train import train
+from dreamgym.types import CompletionRequest, Prediction, State, Task, Transition, WorldSheet
+
+ENOUGH = 5_000
+STORM = ChaosPlan(
+    seed=8, limited=0.03, failing=0.03, dropped=0.03, slow=0.02, drip=0.02, truncated=0.03, cut_json=0.02,
+    empty=0.02, not_json=0.02, wrong_shape=0.02, silent=0.02, delay=0.02, retry_after=0.01,
+)  # fmt: skip
+WORDS = ("train.steps=9", "train.tasks=8", "train.group=16", "train.monitors=off", "train.keep_groups=8")
+
+
+class ToldDream(CorridorDream):
+    """Knows the rules, but shows the policy what the server says; no question is asked twice."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._seeds = itertools.count()
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        found = await super().predict(task, sheet, history, state, action)
+        request = CompletionRequest(
+            prompt=found.outcome.next_state.text, max_tokens=40, temperature=1.0, seed=next(self._seeds)
+        )
+        said = await self._model.complete(request)
+        return replace(found, outcome=replace(found.outcome, next_state=State(text=said.text)))
+
+
+async def practise(folder: Path, url: str) -> Spent:
+    near = EndpointConfig(
+        url=url, model="scripted", attempts=20, timeout_seconds=20, pause_seconds=0.02, concurrency=128
+    )
+    started = f'train.start="{folder.parent / "warm" / "run"}"'
+    config = settings(folder, "train.world=dream", *WORDS, started)
+    config = Config.model_validate(
+        config.model_dump() | {"endpoints": {"near": near.model_dump(mode="json")}}
+    )
+    async with LanguageModels(config, folder=folder) as models:
+        dream: Any = ToldDream(models.open("endpoint:near", role="experience"))
+        summary = await train(config, real=FACTORY, experience_model=dream)
+        assert summary["ended"] == "9 steps are done"
+        return models.spending.total
+
+
+@pytest.mark.slow
+async def test_a_storm_of_five_thousand_requests_changes_nothing_that_is_learnt_from(tmp_path: Path) -> None:
+    await record(tmp_path / "offline")
+    await run(settings(tmp_path / "warm", "train.world=dream", "train.steps=0"))
+    with ScriptedServer(lambda request: f"{request.prompt} It is quiet.") as server:
+        fair = await practise(tmp_path / "fair", server.url)
+        async with ChaosProxy(server.url, STORM) as proxy, asyncio.timeout(300):
+
+            async def die_twice() -> None:
+                for reached in (ENOUGH // 5, ENOUGH // 2):
+                    while proxy.passed_on < reached:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    await proxy.stop()
+                    await asyncio.sleep(0.5)
+                    await proxy.start()
+
+            killer = asyncio.create_task(die_twice())
+            stormy = await practise(tmp_path / "stormy", proxy.url)
+            await killer
+    assert fair.requests > ENOUGH
+    assert set(proxy.faults) == set(STORM.shares)
+    assert stormy.retries > 0.1 * ENOUGH
+    # Three malformed replies in a row to one request are a typed failure; its episode is played again.
+    assert stormy.failures < 0.005 * ENOUGH
+    assert stormy.requests >= fair.requests
+    assert learnt(tmp_path / "stormy") == learnt(tmp_path / "fair")
+    for each in read_trajectories(tmp_path / "stormy" / "run" / "trajectories"):
+        assert all(turn.outcome.next_state.text.endswith("It is quiet.") for turn in each.transitions)
