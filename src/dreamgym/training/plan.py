@@ -239,7 +239,7 @@ class Plan:
             "epochs": 2,
             "minibatch": 32,
             "lengths": "trajectory",
-            "refusal_penalty": 0.1,
+            "refusal_penalty": 0.3,
             "micro_tokens": 2048,
         }
         chosen = {"seed": self.seed, "environment": self.environment, "agent": agent, "learner": learner}
