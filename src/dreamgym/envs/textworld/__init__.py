@@ -28,7 +28,7 @@ from dreamgym.envs.textworld.games import (
     task_of,
 )
 from dreamgym.envs.textworld.goals import can_succeed, goal_met
-from dreamgym.envs.textworld.house import COLOURS, FOODS, FURNITURE, PLAYER, ROOMS, WAYS, facts_for
+from dreamgym.envs.textworld.house import FURNITURE, PLAYER, ROOMS, facts_for
 from dreamgym.envs.textworld.play import REFUSALS, Playthrough
 from dreamgym.envs.textworld.teacher import TextWorldTeacher
 from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
@@ -194,6 +194,6 @@ SPEC = EnvironmentSpec(
     tell_facts=facts_for,
     goal_met=goal_met,
     can_succeed=can_succeed,
-    exchangeable=(ROOMS, FURNITURE, COLOURS, FOODS, WAYS),
+    exchangeable=(ROOMS, FURNITURE),
     refusals=REFUSALS,
 )

@@ -23,11 +23,8 @@ ROOMS = frozenset({
     "shed", "street", "supermarket",
 })  # fmt: skip
 FURNITURE = frozenset({"bed", "bench", "counter", "shelf", "showcase", "sofa", "table", "toilet"})
-"""On which things lie."""
-COLOURS = frozenset({"black", "green", "purple", "red", "white", "yellow"})
-FOODS = frozenset({"banana", "carrot", "cheese", "lettuce", "pepper", "potato", "tomato"})
-"""Without what stands after "an": in its place, another word would teach wrong articles."""
-WAYS = frozenset({"north", "south", "east", "west"})
+"""On which things lie. These and rooms could stand for one another. Ways and foods could, too, but then long
+lists are learnt later, and a dream that shows a wrong way out or a wrong recipe unteaches reading."""
 OPPOSITE = {"north": "south", "south": "north", "west": "east", "east": "west"}
 
 _ACTIONS = (
