@@ -56,8 +56,8 @@ class EnvironmentSpec:
     """What an agent should have in mind before an action, from nothing but what it was told: thoughts for
     recorded trajectories that have none."""
     exchangeable: tuple[frozenset[str], ...] = ()
-    """Groups of words that could stand for one another, since all that matters of them is told: rooms, ways,
-    foods. An experience model from scratch is taught with others in their place now and then, so that it
+    """Groups of words that could stand for one another, since all that matters of them is told: rooms,
+    furniture. An experience model from scratch is taught with others in their place now and then, so that it
     reads what it is told and learns nothing of them by heart."""
     refusals: tuple[str, ...] = ()
     """The exact texts by which it says no to an action: nothing has changed, and nothing is earned."""
