@@ -12,7 +12,7 @@ from dataclasses import replace
 from dreamgym.config import nearest_name
 from dreamgym.errors import ConfigError, EpisodeOverError
 from dreamgym.protocols import ExperienceModel
-from dreamgym.types import Outcome, Prediction, State, Task, Transition, WorldSheet
+from dreamgym.types import Fact, Outcome, Prediction, State, Task, Transition, WorldSheet
 
 SheetFor = Callable[[Task], WorldSheet]
 """The world sheet on which a task is dreamt: the same for every member of a rollout group."""
@@ -49,6 +49,7 @@ class SyntheticEnvironment:
         self._history: list[Transition] = []
         self._state: State | None = None
         self._over: str | None = "has not started"
+        self._refused: dict[tuple[frozenset[Fact], str], Prediction] = {}
 
     async def start(self) -> State:
         if self._over != "has not started":
@@ -63,7 +64,7 @@ class SyntheticEnvironment:
     async def step(self, action: str) -> Outcome:
         if self._over is not None or self._state is None:
             raise EpisodeOverError(f"this episode {self._over}: step only between start and the end")
-        prediction = await self._model.predict(self.task, self._sheet, self._history, self._state, action)
+        prediction = await self._predicted(self._state, action)
         outcome = prediction.outcome
         if prediction.refused and self._refusal_ends:
             outcome = replace(outcome, terminated=True)
@@ -75,6 +76,18 @@ class SyntheticEnvironment:
         if outcome.over:
             self._over = "is over"
         return outcome
+
+    async def _predicted(self, state: State, action: str) -> Prediction:
+        """What is refused stays refused while the facts are the same: a model that is wrong once in ten times
+        would be asked until it says yes, and a policy learns to ask."""
+        key = (frozenset(self._sheet.facts), action)
+        known = self._refused.get(key)
+        if known is not None:
+            return replace(known, sheet=self._sheet)
+        found = await self._model.predict(self.task, self._sheet, self._history, state, action)
+        if found.refused and self._sheet.facts:
+            self._refused[key] = found
+        return found
 
     async def world_sheet(self) -> WorldSheet:
         return self._first_sheet

@@ -270,3 +270,26 @@ async def test_the_same_question_is_asked_once_if_replies_are_remembered_and_a_f
     await predicted("close safe 1")
     await predicted("open safe 1")
     assert len(asked) == 4, "only so many are kept"
+
+
+async def test_what_was_refused_is_refused_again_until_something_changes() -> None:
+    """Else asking often enough would open any door."""
+
+    def script(request: CompletionRequest) -> str:
+        if request.prompt.endswith("action: take key 1\n"):
+            return "think: it lies here.\nchange: + holds agent, key 1;\nnext: You take it.\nend: no"
+        stuck = "think: it is locked.\nchange:\nnext: Nothing happens.\nend: no"
+        asked.append(request.prompt)
+        return stuck if len(asked) == 1 else "think: so be it.\nchange:\nnext: It opens.\nend: success"
+
+    asked: list[str] = []
+    model = ReasoningExperienceModel(
+        ScriptedLanguageModel(script), name="test", settings=SETTINGS, refusals=("Nothing happens.",)
+    )
+    dream = SyntheticEnvironment(TASK, model, SHEET, horizon=50, first=State(text="A safe 1."))
+    await dream.start()
+    said = [(await dream.step("open safe 1")).next_state.text for _ in range(5)]
+    assert said == ["Nothing happens."] * 5
+    assert len(asked) == 1
+    await dream.step("take key 1")
+    assert (await dream.step("open safe 1")).success
