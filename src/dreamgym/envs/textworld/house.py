@@ -175,7 +175,6 @@ def facts_for(sheet: WorldSheet, action: str) -> list[str]:
         lines.append(_listing(house, "player carries", PLAYER))
     elif kind == "prepare":
         lines += [line for food in house.recipe for line in (_thing(house, food), _wanted(house, food))]
-        lines.append(f"{MEAL}: made in {KITCHEN}")
     else:
         lines += _named(house, kind, [house.named(name) for name in names if name])
     return [*lines, f"player: in {house.room}"]
