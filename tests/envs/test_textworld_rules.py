@@ -162,6 +162,17 @@ async def test_a_clumsy_expert_shows_what_is_refused_and_still_wins() -> None:
     assert sum(text in REFUSALS for text in texts) >= 2
 
 
+async def test_a_clumsy_expert_prepares_and_eats_meals_that_are_not_ready() -> None:
+    refused = [
+        turn.action
+        for seed in range(8)
+        for turn in (await played("clumsy:0.5", CookingGame(split="train", seed=seed))).transitions
+        if turn.outcome.next_state.text in REFUSALS
+    ]
+    assert refused.count("prepare meal") >= 3
+    assert refused.count("eat meal") >= 3
+
+
 async def test_a_careless_expert_shows_how_a_meal_is_lost() -> None:
     lost = 0
     for seed in range(6):

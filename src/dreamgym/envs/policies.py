@@ -33,6 +33,9 @@ recorded would show how the environment says no."""
 _IN_PLACE = 0.5
 """Share of clumsy actions that are tried where the agent stands, on a thing that is not there: elsewhere, an
 action is refused for its place alone, and nothing would show that a thing must be there, too."""
+_HASTY = 0.2
+"""Share of clumsy actions that would finish the task, were it prepared: where an environment names such
+(`finishing`), nothing else would show what is still missing."""
 _ASTRAY = 0.2
 """Share of clumsy actions that lead to no place, or to the same."""
 _NUMBERS = 13
@@ -93,11 +96,14 @@ class ClumsyExpertPolicy:
     def __init__(self, environment: RevealingEnvironment, share: float, seed: int) -> None:
         self.name = f"clumsy:{share:g}"
         self._expert = ExpertPolicy(environment)
+        self._finishing: tuple[str, ...] = getattr(environment, "finishing", ())
         self._share = share
         self._random = random.Random(seed)
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
         if self._random.random() < self._share:
+            if self._finishing and self._random.random() < _HASTY:
+                return Decision(action=self._random.choice(self._finishing))
             chance = self._random.random()
             kinds = [_wrong_action, _wrong_word]
             if chance < _ASTRAY:

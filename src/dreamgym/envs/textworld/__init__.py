@@ -65,6 +65,8 @@ class TextWorldEpisode:
 
     experts = ("reader", "planner")
     """The planner knows the recipe of a meal without reading it; the reader looks it up first."""
+    finishing = ("prepare meal", "eat meal")
+    """What a clumsy expert tries too early."""
 
     def __init__(self, task: Task, *, horizon: int) -> None:
         self.task = task
