@@ -174,7 +174,9 @@ def facts_for(sheet: WorldSheet, action: str) -> list[str]:
     elif kind == "inventory":
         lines.append(_listing(house, "player carries", PLAYER))
     elif kind == "prepare":
-        lines += [line for food in house.recipe for line in (_thing(house, food), _wanted(house, food))]
+        lines += [
+            line for food in house.recipe for line in (thing_line(house, food), wanted_line(house, food))
+        ]
     else:
         lines += _named(house, kind, [house.named(name) for name in names if name])
     return [*lines, f"player: in {house.room}"]
@@ -182,13 +184,13 @@ def facts_for(sheet: WorldSheet, action: str) -> list[str]:
 
 def _named(house: House, kind: str, names: list[str]) -> Iterator[str]:
     for name in reversed(names):
-        yield _thing(house, name)
+        yield thing_line(house, name)
         if "fixed" in house.marks[name] and kind in ("open", "examine"):
             yield _listing(house, f"held by {name}", name)
     if kind in ("cook", "eat", "drink", *CUTS):
-        yield _wanted(house, names[0])
+        yield wanted_line(house, names[0])
     if kind == "examine" and names == ["cookbook"]:
-        yield from (_wanted(house, food) for food in house.recipe)
+        yield from (wanted_line(house, food) for food in house.recipe)
     if kind in ("take", "unlock", "lock"):
         yield from (" ".join(fact) for fact in sorted(house.facts) if _decides(fact, names))
 
@@ -233,7 +235,7 @@ def place_of(house: House, name: str) -> str:
     )
 
 
-def _thing(house: House, name: str) -> str:
+def thing_line(house: House, name: str) -> str:
     marks = [*house.condition(name), *(mark for mark in _SEEN if mark in house.marks[name])]
     return f"{name}: {', '.join([place_of(house, name) or 'nowhere', *dict.fromkeys(marks)])}"
 
@@ -242,7 +244,7 @@ def _shut(house: House, name: str) -> str:
     return "closed " if house.marks[name] & SHUT else ""
 
 
-def _wanted(house: House, food: str) -> str:
+def wanted_line(house: House, food: str) -> str:
     wanted = house.recipe.get(food)
     if wanted is None:
         return f"recipe {food}: no"

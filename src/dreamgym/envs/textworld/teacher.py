@@ -18,6 +18,8 @@ from dreamgym.envs.textworld.house import (
     House,
     parsed,
     place_of,
+    thing_line,
+    wanted_line,
 )
 from dreamgym.envs.textworld.play import REFUSALS
 from dreamgym.envs.textworld.wording import COOKING, CUTTING
@@ -180,10 +182,12 @@ def _meal(house: House) -> Iterator[tuple[str, bool]]:
     yield _compared("needs", KITCHEN, house.room)
     for food in house.recipe:
         yield _carried(house, food)
-        for group, none in ((COOKING, "raw"), (CUTTING, "uncut")):
+        told = f"{wanted_line(house, food)}; "
+        for name, group, none in (("cooking", COOKING, "raw"), ("cutting", CUTTING, "uncut")):
             asked = " and ".join(sorted(house.recipe[food] & group)) or none
             there = " and ".join(sorted(house.marks[food] & group)) or none
-            yield _compared("wanted", asked, there)
+            yield _compared(f"{told}{name}", there, asked)
+            told = ""
 
 
 def _opening(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
@@ -240,7 +244,8 @@ def _reach(house: House, thing: str) -> Iterator[tuple[str, bool]]:
 
 
 def _carried(house: House, thing: str) -> tuple[str, bool]:
-    return _compared(thing, _place(house, thing), "carried")
+    """All that was told of it first, word for word, which is easy; what follows is then near by."""
+    return _compared(f"{thing_line(house, thing)}; {thing}", _place(house, thing), "carried")
 
 
 def _place(house: House, thing: str) -> str:
