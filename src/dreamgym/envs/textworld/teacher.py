@@ -72,6 +72,9 @@ def explain(house: House, transition: Transition) -> Note:
             break
     if transition.outcome.next_state.text in REFUSALS:
         return Note(reasoning=". ".join([*said, "not possible"]) + ".")
+    if (kind, thing) == ("examine", "cookbook"):
+        # Quoted first: after the long opening of the book, a small model no longer finds what it is about.
+        said += [wanted_line(house, food) for food in house.recipe]
     said += _goal_check(house, kind, thing, other)
     if transition.outcome.success:
         said.append("the task is done")
