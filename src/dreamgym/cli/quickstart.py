@@ -47,7 +47,7 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="The run's folder; gone on with if it was begun.")] = Path(
         "runs/quickstart"
     ),
-    env: Annotated[str, typer.Option(help="alfworld (household) or textworld (cooking).")] = "alfworld",
+    env: Annotated[str, typer.Option(help="alfworld (household) or textworld (cooking).")] = "textworld",
     minutes: Annotated[
         float, typer.Option(help="About how long it may take on 2 idle cores; less of everything in less.")
     ] = USUAL,
@@ -65,7 +65,7 @@ def quickstart(
 
       dreamgym quickstart --minutes 5 --seed 3 --out runs/second
 
-      dreamgym quickstart --env textworld --out runs/cooking
+      dreamgym quickstart --env alfworld --out runs/household
     """
     need_models()
     plan = Plan.of(minutes, seed, env)
