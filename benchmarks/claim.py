@@ -97,8 +97,8 @@ ALGORITHMS = {
     "ppo": ("learner.refusal_penalty=0.05",),
     "dpo": (),
 }
-"""A refused turn costs a little of the reward: GRPO blames it alone, PPO all that led there, too. It was 0.5 in
-the ALFWorld run in reality that lost (docs/log.md); whether that was why is not known."""
+"""A refused turn costs a little of the reward: GRPO blames it alone, PPO all that led there, too.
+It was 0.5 in the ALFWorld run in reality that lost (docs/log.md); whether that was why is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
