@@ -60,8 +60,8 @@ class Place:
 
 PLACES = {
     "textworld": Place(
-        options=("family=cooking", "ingredients=1", "rooms=6", "foods=train", "games=300"),
-        recorded=(("mix", "400", "0"), ("clumsy:0.5", "900", "1"), ("careless:0.5", "700", "2")),
+        options=("family=cooking", "ingredients=1", "rooms=1", "foods=train", "games=300"),
+        recorded=(("mix", "200", "0"), ("clumsy:0.5", "700", "1"), ("careless:0.5", "500", "2")),
         taught=("--steps", "1200"),
         agent=(
             *("agent.max_tokens=16", "train.horizon=30", "train.tasks=16", "curriculum.generator=none"),
