@@ -33,7 +33,10 @@ TAUGHT_WITHOUT = ("no-history", "no-demonstrations", "no-reasoning", "no-sheet")
 """Ablations of the experience model: taught without."""
 PRACTISED_WITH = {"no-curriculum": "curriculum.generator=none", "own-word": "train.reward=model"}
 """Ablations of practice in the dream."""
-ABLATIONS = (*TAUGHT_WITHOUT, *PRACTISED_WITH)
+LONG = "long"
+"""Of imitation alone: six times as many updates, to know how far that gets where nobody practises."""
+LONGER = 6
+ABLATIONS = (*TAUGHT_WITHOUT, *PRACTISED_WITH, LONG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class Place:
     """How the experience model is taught."""
     agent: tuple[str, ...] = ()
     """Settings of every run of the agent."""
+    warm_start_steps: int
+    """Updates of imitation, with which every policy begins."""
     unseen: str
     """The split of the evaluation."""
     real_steps: int
@@ -65,10 +70,10 @@ PLACES = {
         taught=("--steps", "1200"),
         agent=(
             *("agent.max_tokens=16", "train.horizon=30", "train.tasks=16", "curriculum.generator=none"),
-            # Longer imitation leaves little to learn here: 150 updates have solved 19 of 20 unseen games.
-            *("train.warm_start_steps=70", "train.warm_start_batch=8"),
-            *("train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
+            *("train.warm_start_batch=8", "train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
         ),
+        # A short one: longer imitation leaves little to learn here (`--ablations long`).
+        warm_start_steps=45,
         unseen="test",
         real_steps=24_000,
         steps=12,
@@ -78,9 +83,9 @@ PLACES = {
         taught=("--steps", "1200"),
         agent=(
             *("agent.thought=true", "train.horizon=30", "train.tasks=12"),
-            *("train.warm_start_steps=250", "train.warm_start_batch=8"),
-            *("train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
+            *("train.warm_start_batch=8", "train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
         ),
+        warm_start_steps=250,
         unseen="valid_unseen",
         real_steps=24_000,
         steps=12,
@@ -160,8 +165,10 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
         for folder, (policy, episodes, seed) in zip(data, place.recorded, strict=True)
     ]
     stages.append(whole)
-    start = home / f"sft-{cell.seed}"
-    imitated = ("train", *common, "--world", "real", "--steps", "0", "--out", str(start))
+    long = LONG if cell.ablation == LONG else ""
+    start = home / "-".join(filter(None, ("sft", str(cell.seed), long)))
+    updates = settings([f"train.warm_start_steps={place.warm_start_steps * (LONGER if long else 1)}"])
+    imitated = ("train", *common, *updates, "--world", "real", "--steps", "0", "--out", str(start))
     stages.append(Stage(folder=start, command=imitated))
     if cell.method == "sft":
         return stages
@@ -202,6 +209,14 @@ def taught(cell: Cell, home: Path, sources: Sequence[str], options: Sequence[str
     return Stage(folder=out, command=(*command, *([f"--{without}"] if without else []), "--out", str(out)))
 
 
+def sensible(method: str, ablation: str) -> bool:
+    """
+    >>> sensible("sft", "long"), sensible("sft", "no-sheet"), sensible("grpo-dream", "no-sheet")
+    (True, False, True)
+    """
+    return method == "sft" if ablation == LONG else method.endswith("-dream")
+
+
 def settings(named: Iterator[str] | Sequence[str]) -> tuple[str, ...]:
     return words("--set", named)
 
@@ -237,12 +252,19 @@ def measure(cell: Cell, runs: Path, results: Path, budget: Budget, episodes: int
         "ended": json.loads((policy / "summary.json").read_text(encoding="utf-8"))["ended"],
         "spent": spent(policy),
         "evaluation": json.loads(told),
+        "commit": commit(),
         "machine": {"cores": os.cpu_count(), "kind": platform.machine()},
     }
     results.mkdir(parents=True, exist_ok=True)
     fresh = result.with_suffix(".new")
     fresh.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     fresh.replace(result)
+
+
+def commit() -> str:
+    """Of the code that ran, as far as git knows it."""
+    asked = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    return subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
 
 
 DREAMGYM = (sys.executable, "-m", "dreamgym")
@@ -384,7 +406,7 @@ def main() -> None:
     parser.add_argument("--env", nargs="*", choices=list(PLACES), default=list(PLACES))
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
-    parser.add_argument("--ablations", nargs="*", choices=ABLATIONS, default=[], help="of the dream rows")
+    parser.add_argument("--ablations", nargs="*", choices=ABLATIONS, default=[], help="dream rows; long: sft")
     parser.add_argument("--minutes", type=float, default=60.0, help="of practice, per cell")
     parser.add_argument("--real-steps", type=int, help="of practice in reality; sim-to-real: a sixteenth")
     parser.add_argument("--steps", type=int, help="of practice in the dream")
@@ -400,7 +422,7 @@ def main() -> None:
             steps=chosen.steps or PLACES[env].steps,
         )
         for method in chosen.methods:
-            ablations = ["", *(chosen.ablations if method.endswith("-dream") else [])]
+            ablations = ["", *(each for each in chosen.ablations if sensible(method, each))]
             for ablation in ablations:
                 for seed in chosen.seeds:
                     cell = Cell(env=env, method=method, seed=seed, ablation=ablation)

@@ -216,6 +216,9 @@ class TrainConfig(Section):
     )
     warm_start_steps: int = Field(300, ge=0, description="updates on recorded successes before practising")
     warm_start_batch: int = Field(16, ge=1, description="trajectories per such update")
+    warm_start_successes: int | None = Field(
+        None, ge=1, description="imitate so many of the recorded successes, chosen by the seed; None for all"
+    )
     warm_start_rate: float = Field(3e-4, gt=0, description="learning rate of AdamW in the warm start")
     warm_start_matrix_rate: float | None = Field(
         None, gt=0, description="if given, matrices learn by Muon at this rate; 0.02 is usual from scratch"

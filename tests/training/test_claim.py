@@ -55,6 +55,20 @@ def test_an_ablation_has_an_experience_model_or_a_setting_of_its_own() -> None:
     assert own["experience-0"] == stages("grpo-dream")["experience-0"]
 
 
+def test_long_imitation_is_a_policy_of_its_own() -> None:
+    long, usual = stages("sft", ablation="long")["sft-0-long"], stages("sft")["sft-0"]
+    counts = [
+        int(each.partition("=")[2])
+        for stage in (long, usual)
+        for each in stage.command
+        if each.startswith("train.warm_start_steps=")
+    ]
+    assert counts == [
+        claim.LONGER * PLACES["textworld"].warm_start_steps,
+        PLACES["textworld"].warm_start_steps,
+    ]
+
+
 @pytest.mark.parametrize("method", ["sft", "dpo", "grpo-real", "ppo-real"])
 def test_the_command_line_understands_the_commands(method: str) -> None:
     *_, last = stages(method, "alfworld").values()

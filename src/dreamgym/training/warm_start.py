@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +49,7 @@ async def warm_start(
     from dreamgym.rl.sft import SFTLearner, SFTSettings
 
     chosen = config.train
-    successes = [each for each in trajectories if each.success]
+    successes = imitated(trajectories, chosen.warm_start_successes, config.seed)
     if config.agent.thought and think is not None:
         successes = [thoughtful(each, think) for each in successes]
     lessons = policy.tokenised(successes)
@@ -92,6 +93,14 @@ async def warm_start(
                 await asyncio.sleep(0)  # where Ctrl-C gets through
         finally:
             keep()
+
+
+def imitated(trajectories: Sequence[Trajectory], most: int | None, seed: int) -> list[Trajectory]:
+    """The successes, or so many of them, chosen by the seed: someone may have many logs and few to imitate."""
+    successes = [each for each in trajectories if each.success]
+    if most is None or most >= len(successes):
+        return successes
+    return random.Random(seed).sample(successes, most)
 
 
 def thoughtful(trajectory: Trajectory, think: Think) -> Trajectory:
