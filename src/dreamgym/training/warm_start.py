@@ -96,7 +96,7 @@ async def warm_start(
 
 
 def imitated(trajectories: Sequence[Trajectory], most: int | None, seed: int) -> list[Trajectory]:
-    """The successes, or so many of them, chosen by the seed: someone may have many logs and few to imitate."""
+    """The successes, or so many of them, chosen by the seed: where logs are many, few may be worth it."""
     successes = [each for each in trajectories if each.success]
     if most is None or most >= len(successes):
         return successes
