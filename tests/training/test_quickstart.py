@@ -51,6 +51,7 @@ def test_a_quickstart_that_was_killed_goes_on_and_leaves_all_it_promises(tmp_pat
     assert found["fidelity"]["next_state_exact"]["count"] > 0
     stages = found["stages"]
     assert stages["practice"]["real_steps"] == 0 < stages["practice"]["synthetic_steps"]
+    assert set(found["practice"]["success_in_dream"]) == {"first", "last"}
     assert min(stages[name]["real_steps"] for name in ("collect", "fidelity", "evaluation")) > 0
     assert all(stage["seconds"] > 0 for name, stage in stages.items() if name != "report")
     assert "<html" in (out / "report.html").read_text(encoding="utf-8")

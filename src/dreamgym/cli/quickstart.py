@@ -28,6 +28,7 @@ from dreamgym.errors import DreamGymError
 from dreamgym.replay.durable import lock_directory, whole_file
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.first_run import judged, measured, taught
+from dreamgym.training.gap import gap_between
 from dreamgym.training.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, Progress, offline, told
 
 if TYPE_CHECKING:
@@ -220,6 +221,10 @@ class _Quickstart:
             file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         for table in (_success_table(result), _difference_table(result), _spent_table(result)):
             self._show(table)
+        dreamt, real = result["practice"]["success_in_dream"], result["policies"][SFT]["success"]
+        gap = gap_between(dreamt["first"], real) if dreamt and real is not None else None
+        if gap:
+            _say(f"warning: {gap}; see which step goes wrong first: `dreamgym experience audit`")
         _say(f"report: {page} (open it in a browser); numbers: {self._out / 'summary.json'}", bold=True)
         for line in _NEXT:
             _say(f"  {line.format(out=self._out, unseen=self._plan.world.unseen)}")

@@ -21,6 +21,8 @@ from dreamgym.errors import ConfigError, DataError
 from dreamgym.replay.builtin import builtin_dataset
 from dreamgym.replay.durable import whole_file
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
+from dreamgym.training.checkpoints import METRICS
+from dreamgym.training.gap import success_in_dream
 
 USUAL = 15.0
 """Minutes that the full plan is made for, on 2 idle cores."""
@@ -227,7 +229,7 @@ class Plan:
         # worth was not measured by itself (docs/log.md).
         agent = {
             "model": f"hf:{out / EXPERIENCE / 'model'}",
-            "temperature": 0.7,  # nearer to how it is judged
+            "temperature": 1.0,  # at 0.7 all rollouts of a task soon did the same (docs/log.md)
             **self.world.agent,
         }
         # Small steps on large batches: twice as large on half as many was faster, and then undid itself
@@ -238,7 +240,7 @@ class Plan:
             "warmup": 4,
             "epochs": 2,
             "minibatch": 32,
-            "lengths": "trajectory",
+            "lengths": "token",
             "refusal_penalty": 0.1,
             "micro_tokens": 2048,
         }
@@ -384,7 +386,11 @@ class Progress:
             "policies": {SFT: _policy(before), DREAMGYM: _policy(after)},
             "difference": {name: after["comparison"][name] for name in _COMPARED},
             "fidelity": found["fidelity"] | {"agreement": found["experience"]["agreement"]},
-            "practice": {"steps": practice["steps"], "ended": practice["ended"]},
+            "practice": {
+                "steps": practice["steps"],
+                "ended": practice["ended"],
+                "success_in_dream": success_in_dream(out / DREAMGYM / METRICS),
+            },
             "stages": {
                 stage: {
                     "seconds": round(self.seconds.get(stage, 0.0), 1),
