@@ -87,7 +87,7 @@ PLACES = {
             *("agent.thought=true", "train.horizon=30", "train.tasks=12"),
             *("train.warm_start_batch=8", "train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
         ),
-        # With a thought in every turn a step of 0.003 hardly moves the policy (KL 0.001, TextWorld 0.01 and more).
+        # With a thought in every turn a step of 0.003 hardly moves the policy (KL 0.001; TextWorld 0.01).
         practice=("learner.learning_rate=6e-4", "learner.matrix_learning_rate=0.01"),
         warm_start_steps=250,
         unseen="valid_unseen",
