@@ -53,8 +53,6 @@ class Place:
     """How the experience model is taught."""
     agent: tuple[str, ...] = ()
     """Settings of every run of the agent."""
-    practice: tuple[str, ...] = ()
-    """Settings of practice that are this environment's own."""
     warm_start_steps: int
     """Updates of imitation, with which every policy begins."""
     unseen: str
@@ -87,8 +85,6 @@ PLACES = {
             *("agent.thought=true", "train.horizon=30", "train.tasks=12"),
             *("train.warm_start_batch=8", "train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
         ),
-        # With a thought in every turn a step of 0.003 hardly moves the policy (KL 0.001; TextWorld 0.01).
-        practice=("learner.learning_rate=6e-4", "learner.matrix_learning_rate=0.01"),
         warm_start_steps=250,
         unseen="valid_unseen",
         real_steps=32_000,
@@ -180,7 +176,7 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
         return stages
     out = home / "-".join(filter(None, (cell.method, str(cell.seed), cell.ablation)))
     limit = f"train.seconds={budget.minutes * 60:g}"
-    chosen = [f"train.start={start}", limit, *PRACTICE, *place.practice, *ALGORITHMS[cell.algorithm]]
+    chosen = [f"train.start={start}", limit, *PRACTICE, *ALGORITHMS[cell.algorithm]]
     begun = ("--algorithm", cell.algorithm, *settings(chosen))
     command: tuple[str, ...]
     if cell.method.endswith("-s2r"):

@@ -64,7 +64,7 @@ def compare(settings: GameSettings, seed: int, *, led: float, jumbled: float = 0
         )
         note = explain(house, Transition(state=State(text=""), action=action, outcome=outcome))
         assert note.reasoning.endswith("not possible.") == (text in REFUSALS)
-        assert corrected(f"think: {note.reasoning}") is None, note.reasoning
+        assert corrected(f"think: {note.reasoning}", [*facts_for(sheet, action)]) is None, note.reasoning
         assert ("the task is done" in note.reasoning) == play.won
         assert ("all is lost" in note.reasoning) == play.lost
         sheet = current_sheet(sheet, (note,))

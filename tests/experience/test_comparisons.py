@@ -36,6 +36,27 @@ async def test_the_model_goes_on_from_the_right_verdict() -> None:
     assert second.prompt == first.prompt + "think: safe in hall, hall = attic: no"
 
 
+async def test_the_model_goes_on_from_what_it_was_told_where_it_quotes_something_else() -> None:
+    wishful = "think: safe 1: open; safe is, open = open: yes.\nchange:\nnext: You see gold.\nend: yes"
+    asked, spoken = model(wishful, "; safe is, closed = open: no. not possible.\nchange:\nnext: No.\nend: no")
+    sheet = WorldSheet(facts=(("closed", "safe 1"),))
+    found = await asked.predict(TASK, sheet, (), State(text="The hall."), "look into safe 1")
+    assert "fact: safe 1: closed" in spoken.requests[0].prompt.splitlines()
+    assert found.outcome.next_state.text == "No."
+    assert found.outcome.reasoning == "safe 1: closed; safe is, closed = open: no. not possible."
+    assert asked.corrections == 1
+
+
+def test_a_quote_stands_at_the_beginning_of_a_clause_and_ends_with_it() -> None:
+    facts = ["knife: on table, sharp", "key: in 3. box"]
+    for right in ("knife: on table, sharp; so", "knife is on counter: no", "the knife: yes", "key: in hand"):
+        assert corrected(f"think: {right}.", facts) is None
+    wrong = "think: it is late. knife: carried, sharp"
+    assert corrected(f"{wrong}; go on.", facts) == corrected(wrong, facts)
+    assert corrected(wrong, facts) == "think: it is late. knife: on table, sharp"
+    assert corrected("think: a = b: yes. knife: no", facts) == "think: a = b: no", "what comes first"
+
+
 async def test_a_right_verdict_and_other_reasoning_are_left_alone() -> None:
     right = "think: safe in hall, hall = hall: yes. it is late: yes.\nchange:\nnext: a = b: yes.\nend: no"
     asked, spoken = model(right)

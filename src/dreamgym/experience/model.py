@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.comparisons import corrected
+from dreamgym.experience.comparisons import corrected, told_facts
 from dreamgym.experience.conclude import Memory, Told, conclude, demonstrations
 from dreamgym.experience.reply import PromptSettings, Reply, parse_reply, parse_start, prompt, start_prompt
 from dreamgym.experience.reward import OwnWord
@@ -75,7 +75,7 @@ class ReasoningExperienceModel:
         self._max_tokens = max_tokens
         self._remembered = remembered
         self.corrections = 0
-        """Verdicts that were put right, see `comparisons`."""
+        """Verdicts and quotes that were put right, see `comparisons`."""
         self._replies: dict[tuple[str, int], asyncio.Future[Completion]] = {}
 
     @property
@@ -132,11 +132,12 @@ class ReasoningExperienceModel:
         raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
 
     async def _put_right(self, question: str, begun: str, attempt: int) -> tuple[str, Completion]:
-        """A whole reply, its comparisons correct."""
+        """A whole reply, its comparisons and quotes correct."""
+        facts = told_facts(question)
         for _ in range(_CORRECTIONS):
             completion = await self._ask(question + begun, attempt)
             text = begun + completion.text
-            better = corrected(text)
+            better = corrected(text, facts)
             if better is None:
                 break
             self.corrections += 1
