@@ -126,6 +126,7 @@ def play_command(
         asyncio.Runner() as runner,
         open_experience_model(asked, spec, resolved, runner=runner) as opened,
     ):
+        runner.run(opened.models.reach())
         imagining = opened.experience_model
         _play_dream(resolved, spec, imagining, split, task, sources, runner, imagine=not asked.prompted)
 

@@ -34,6 +34,7 @@ class AttemptFailedError(Exception):
         perhaps_paid: bool = False,
         fatal: bool = False,
         complaint: str = "",
+        unconnected: bool = False,
     ) -> None:
         """
         Args:
@@ -43,6 +44,7 @@ class AttemptFailedError(Exception):
             perhaps_paid: it was sent and nothing readable came back, so it may be on the bill.
             fatal: a setting is wrong (key, model, address): every other request will fail too.
             complaint: what the server says is wrong with the request itself.
+            unconnected: nobody took the call.
         """
         super().__init__(message)
         self.kind = kind
@@ -52,6 +54,7 @@ class AttemptFailedError(Exception):
         self.perhaps_paid = perhaps_paid
         self.fatal = fatal
         self.complaint = complaint
+        self.unconnected = unconnected
 
 
 def refusal(status: int, headers: Mapping[str, str], text: str) -> AttemptFailedError:
