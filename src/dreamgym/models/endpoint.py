@@ -301,9 +301,9 @@ class Endpoint:
         if self._patience is None:
             self._patience = came + self.settings.start_seconds
         async with self._looking:
-            while not self._met:
+            while True:
                 left = self._patience - clock()
-                if self._in_vain <= came:  # else others have just looked, while we waited
+                if not self._met and self._in_vain <= came:  # else others have just looked, while we waited
                     await asyncio.gather(*map(self.answers, self._replicas.urls))
                 if self._met:
                     return
