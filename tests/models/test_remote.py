@@ -141,10 +141,10 @@ async def test_a_judge_gets_valid_scores_from_a_server_that_holds_replies_to_a_s
             max_tokens=4,
             schema={"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
         )
-        assert (await endpoint.ask(unbounded, role="judge")).text  # refused once, then asked without
+        assert (await endpoint.ask(unbounded, role="judge")).text  # refused, plainer too, then asked without
         assert not endpoint.dialect.json_schema
         sent = [json.loads(asked.body) for asked in server.asked]
-        assert ["response_format" in body for body in sent] == [True, True, False]
+        assert ["response_format" in body for body in sent] == [True, True, True, False]
         await endpoint.aclose()
 
 

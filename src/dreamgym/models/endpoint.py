@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from dreamgym.config import DEFAULT_KEY, EndpointConfig
 from dreamgym.errors import ConfigError, EndpointError, EpisodeFailedError, MissingExtraError
-from dreamgym.models import wire
+from dreamgym.models import bounds, wire
 from dreamgym.models.governor import Governor
 from dreamgym.models.replicas import Replica, Replicas
 from dreamgym.models.reply_cache import ReplyCache
@@ -191,14 +191,24 @@ class Endpoint:
         self, request: CompletionRequest, key: bytes, row: Spent, cache: ReplyCache | None, role: str
     ) -> Completion:
         completion = await self._attempts(request, row)
+        if completion.finish_reason == "length" and request.schema and self._bounds:
+            # Half an object is none: once more, with lengths that fit.
+            characters = bounds.room_for(request.max_tokens, completion.text)
+            completion = await self._attempts(request, row, characters)
         same = self._sameness.setdefault(role, Sameness(role, self.name))
         row.repeated += same.seen(request.prompt, completion.text)
         if cache is not None:
             cache.put(key, completion)
         return completion
 
-    async def _attempts(self, request: CompletionRequest, row: Spent) -> Completion:
-        effort = _Effort()
+    @property
+    def _bounds(self) -> bool:
+        return self.dialect.json_schema and self.dialect.bounds
+
+    async def _attempts(
+        self, request: CompletionRequest, row: Spent, characters: int | None = None
+    ) -> Completion:
+        effort = _Effort(characters=characters)
         try:
             async with asyncio.timeout(None) as effort.clock:
                 while True:
@@ -234,7 +244,7 @@ class Endpoint:
     async def _sent(self, request: CompletionRequest, row: Spent, effort: _Effort, most: Most) -> wire.Answer:
         effort.dialect = dialect = self.dialect
         effort.last = replica = await self._replicas.pick(effort.last)
-        sent = wire.body(request, self.settings, dialect)
+        sent = wire.body(request, self.settings, dialect, characters=effort.characters)
         path = "chat/completions" if self.settings.kind == "chat" else "completions"
         row.sent += 1
         row.retries += effort.sent > 0
@@ -344,6 +354,8 @@ class Endpoint:
 class _Effort:
     """What has been tried for one request."""
 
+    characters: int | None = None
+    """That the reply may have, where it has been cut off before."""
     failures: int = 0
     malformed: int = 0
     sent: int = 0

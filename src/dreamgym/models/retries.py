@@ -15,8 +15,11 @@ _LONGEST_SHOWN = 200
 """Characters of a server's own words in a message."""
 _LONGEST_COMPLAINT = 4000
 _OVERLOADED = frozenset({429, 529})
-_TOO_LONG = ("context_length_exceeded", "maximum context length", "exceeds the available context")
-"""How OpenAI, vLLM and llama.cpp say that a prompt is longer than the model reads."""
+_TOO_LONG = (
+    *("context_length_exceeded", "maximum context length", "greater than max_model_len"),
+    "exceeds the available context",
+)
+"""How OpenAI, vLLM (of a prompt, of max_tokens) and llama.cpp say that it is more than the model reads."""
 _PASSING = frozenset({408, 409, 425, 500, 502, 503, 504})
 
 
