@@ -198,8 +198,8 @@ async def test_a_wrong_key_or_model_is_said_at_once(
 @pytest.mark.parametrize(
     "said",
     [
-        "This model's maximum context length is 8192 tokens. However, your prompt contains at least 8193 input "
-        "tokens, which exceeds this limit even without any output tokens.",
+        "This model's maximum context length is 8192 tokens. However, your prompt contains at least 8193 "
+        "input tokens, which exceeds this limit even without any output tokens.",
         "max_tokens=9000 cannot be greater than max_model_len=8192. Please request fewer output tokens. "
         "(parameter=max_tokens, value=9000)",
     ],
