@@ -18,6 +18,7 @@ import importlib.util
 import json
 import platform
 import socket
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -78,6 +79,8 @@ def served(url: str | None, slots: int) -> Iterator[str]:
     settings = xllamacpp.CommonParams()
     settings.model.path = str(Path(weights.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
     settings.n_ctx, settings.n_parallel, settings.port = 8192 * slots, slots, port
+    # On a busy machine a second thread makes every product wait for the scheduler.
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(settings)
     yield f"http://127.0.0.1:{port}"
     del server
@@ -99,6 +102,7 @@ async def measured(config: Config, replies: int, plain: bool) -> dict[str, Any]:
             except EpisodeFailedError as error:
                 kind = str(error.kind)
             found.setdefault(role, Counter())[kind] += 1
+            print(role, number, kind, file=sys.stderr, flush=True)
 
         for role, share in SHARES.items():
             await asyncio.gather(*(ask(role, number) for number in range(round(share * replies))))
