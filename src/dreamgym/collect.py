@@ -89,6 +89,9 @@ async def collect(
         }
         missing = {name: episode for name, episode in wanted.items() if name not in writer.ids}
         report.already_there = len(wanted) - len(missing)
+        if missing and names_language_model(settings.policy):
+            models.open(settings.policy, role="agent")
+            await models.reach()
         places = asyncio.Semaphore(settings.concurrency)
         finished: asyncio.Queue[Trajectory | RolloutFailure] = asyncio.Queue()
         try:

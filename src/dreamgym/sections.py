@@ -288,6 +288,9 @@ class EndpointConfig(Section):
     tokens_per_minute: int | None = Field(None, ge=1, description="prompt and reply together")
     timeout_seconds: float = Field(120.0, gt=0, description="of one attempt")
     deadline_seconds: float = Field(600.0, gt=0, description="of all attempts at one request")
+    start_seconds: float = Field(
+        10.0, ge=0, description="for a first sign of a server; one that goes away later is waited for longer"
+    )
     attempts: int = Field(6, ge=1, description="at one request")
     pause_seconds: float = Field(0.5, gt=0, description="before the first retry; doubles, with jitter")
     context: int = Field(8192, ge=1, description="tokens that the model reads")

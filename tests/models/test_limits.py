@@ -193,6 +193,7 @@ async def test_requests_go_to_the_replica_that_lives_and_come_back_when_the_othe
 async def test_a_killed_server_is_waited_for_and_nothing_is_lost_when_it_is_back() -> None:
     async with served() as server, ChaosProxy(server.url) as proxy:
         endpoint = Endpoint("x", server.settings(url=proxy.url, pause_seconds=0.05, concurrency=8))
+        await endpoint.ask(question(99), role="agent")
         await proxy.stop()
         asking = asyncio.gather(*(endpoint.ask(question(n), role="agent") for n in range(30)))
         await asyncio.sleep(0.5)
@@ -209,8 +210,9 @@ async def test_a_killed_server_is_waited_for_and_nothing_is_lost_when_it_is_back
 
 async def test_a_server_that_stays_away_is_a_typed_failure_at_the_deadline() -> None:
     async with served() as server, ChaosProxy(server.url) as proxy:
-        await proxy.stop()
         endpoint = Endpoint("x", server.settings(url=proxy.url, deadline_seconds=0.5, attempts=100))
+        await endpoint.ask(question(99), role="agent")
+        await proxy.stop()
         async with asyncio.timeout(5):
             with pytest.raises(EpisodeFailedError) as caught:
                 await endpoint.ask(question(1), role="agent")

@@ -141,10 +141,10 @@ async def test_a_judge_gets_valid_scores_from_a_server_that_holds_replies_to_a_s
             max_tokens=4,
             schema={"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
         )
-        assert (await endpoint.ask(unbounded, role="judge")).text  # refused once, then asked without
+        assert (await endpoint.ask(unbounded, role="judge")).text  # refused, plainer too, then asked without
         assert not endpoint.dialect.json_schema
         sent = [json.loads(asked.body) for asked in server.asked]
-        assert ["response_format" in body for body in sent] == [True, True, False]
+        assert ["response_format" in body for body in sent] == [True, True, True, False]
         await endpoint.aclose()
 
 
@@ -193,6 +193,31 @@ async def test_a_wrong_key_or_model_is_said_at_once(
             await endpoint.ask(QUESTION, role="agent")
         assert server.completions == 1
         await endpoint.aclose()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model's maximum context length is 8192 tokens. However, your prompt contains at least 8193 "
+        "input tokens, which exceeds this limit even without any output tokens.",
+        "max_tokens=9000 cannot be greater than max_model_len=8192. Please request fewer output tokens. "
+        "(parameter=max_tokens, value=9000)",
+    ],
+)
+async def test_vllm_is_understood_when_it_says_that_a_request_is_too_long(said: str) -> None:
+    """Its words, as vLLM 0.32 has answered."""
+
+    async def handle(asked: Asked) -> Answer:
+        return Answer.json({"error": {"message": said, "type": "BadRequestError", "code": 400}}, 400)
+
+    server = HttpServer(handle)
+    await server.start()
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model="m", pause_seconds=0.01))
+    with pytest.raises(EpisodeFailedError, match="1 attempts") as caught:
+        await endpoint.ask(QUESTION, role="agent")
+    assert caught.value.kind is FailureKind.BUDGET
+    await endpoint.aclose()
+    await server.aclose()
 
 
 async def test_fields_that_a_server_does_not_know_are_left_out_from_then_on() -> None:

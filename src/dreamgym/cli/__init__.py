@@ -7,6 +7,7 @@ import typer
 from dreamgym.cli.buffer import app as buffer_app
 from dreamgym.cli.collect import collect_command
 from dreamgym.cli.data import app as data_app
+from dreamgym.cli.dream import BareDreamCommand
 from dreamgym.cli.envs import app as envs_app
 from dreamgym.cli.evaluate import evaluate_command
 from dreamgym.cli.experience import app as experience_app
@@ -52,7 +53,7 @@ with Ctrl-C and run again.
 app.command("quickstart")(quickstart)
 app.command("collect")(collect_command)
 app.command("ingest")(ingest)
-app.command("play")(play_command)
+app.command("play", cls=BareDreamCommand)(play_command)
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("report")(report_command)

@@ -13,16 +13,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from dreamgym.cli import screen
 from dreamgym.config import Config, Part, nearest_name
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.experience.hindsight import with_sheet
-from dreamgym.models.named import LanguageModels, check_named, names_language_model
+from dreamgym.models.named import LanguageModels, at_address, check_named, names_language_model
 from dreamgym.protocols import (
     Embedder,
     EnvironmentFactory,
@@ -48,6 +49,18 @@ Reward = Annotated[
         "judge (endpoint:NAME, endpoint:MODEL@URL, hf:NAME_OR_PATH)."
     ),
 ]
+Dream = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[RUN|MODEL]",
+        help="play it as an experience model imagines it: that of a taught run, or a language model that is "
+        "asked to (endpoint:NAME, endpoint:MODEL@URL, openai:MODEL, hf:NAME_OR_PATH); without a value, the "
+        "one that --model names",
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="the language model that imagines; implies --dream")
+]
 Buffer = Annotated[
     str | None, typer.Option(help="Replay buffer to show demonstrations from, if it is shown any.")
 ]
@@ -57,6 +70,45 @@ NoDemonstrations = Annotated[
     bool, typer.Option("--no-demonstrations", help="Do without transitions that resemble the present one.")
 ]
 NoSheet = Annotated[bool, typer.Option("--no-sheet", help="Do without the hidden facts.")]
+
+
+class BareDreamCommand(TyperCommand):
+    """A command whose ``--dream`` may stand without a value. Typer itself has no such options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spelt_out(args))
+
+
+def spelt_out(args: Sequence[str]) -> list[str]:
+    """The words of a command line, with an empty value where ``--dream`` has none.
+
+    >>> spelt_out(["--dream", "--model", "openai:m"]), spelt_out(["--dream", "runs/a"])
+    (['--dream=', '--model', 'openai:m'], ['--dream', 'runs/a'])
+    """
+    after = [*args[1:], "--"]
+    return [
+        "--dream=" if word == "--dream" and following.startswith("-") else word
+        for word, following in zip(args, after, strict=True)
+    ]
+
+
+def who_dreams(dream: str | None, model: str | None, base_url: str | None) -> str | None:
+    """The one name that ``--dream``, ``--model`` and ``--base-url`` come to; None where nobody dreams.
+
+    >>> who_dreams("", "openai:m", "http://localhost:8000")
+    'endpoint:m@http://localhost:8000'
+
+    Raises:
+        ConfigError: they name two, or none.
+    """
+    if dream and model:
+        raise ConfigError(f"expected one experience model, got --dream {dream} and --model {model}")
+    named = dream or model
+    if not named and (dream is not None or model is not None):
+        raise ConfigError("expected who dreams: --dream RUN, --dream MODEL, or --dream --model MODEL")
+    if not named and base_url is not None:
+        raise ConfigError("--base-url belongs to --dream --model openai:MODEL")
+    return at_address(named, base_url) if named else None
 
 
 def left_out(*, history: bool, reasoning: bool, demonstrations: bool, sheet: bool) -> tuple[Part, ...]:

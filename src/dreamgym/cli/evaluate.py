@@ -181,6 +181,7 @@ async def _members(
     async with LanguageModels(config) as models:
         with stage("evaluation"):
             model = models.open(name, role="agent")
+            await models.reach()
             yield prompted_members(model, AgentSettings.of(config.agent, temperature=heat), name=name), name
         if models.spending.rows:
             screen.err.print(f"endpoints: {models.spending.line()}", markup=False, soft_wrap=True)

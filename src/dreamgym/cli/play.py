@@ -25,6 +25,8 @@ from dreamgym.cli.dream import (
     Asked,
     Beginning,
     Buffer,
+    Dream,
+    Model,
     Reward,
     environment_of,
     known_environment,
@@ -32,13 +34,14 @@ from dreamgym.cli.dream import (
     open_experience_model,
     recorded,
     revealed,
+    who_dreams,
 )
 from dreamgym.cli.options import BaseUrl, ConfigFile, Overrides, resolve
 from dreamgym.config import Config, nearest_name, validate
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.experience.sheet import difference, tell
-from dreamgym.models.named import at_address, names_language_model
+from dreamgym.models.named import names_language_model
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, RevealingEnvironment
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
@@ -65,16 +68,8 @@ def play_command(
     split: Annotated[str | None, typer.Option(help="where tasks are taken from; default: the first")] = None,
     seed: Annotated[int | None, typer.Option(help="the order of the tasks")] = None,
     data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
-    dream: Annotated[
-        str | None,
-        typer.Option(
-            "--dream",
-            "--model",
-            metavar="RUN|MODEL",
-            help="play it as an experience model imagines it: that of a taught run, or a language model that "
-            "is asked to (endpoint:NAME, endpoint:MODEL@URL, openai:MODEL, hf:NAME_OR_PATH)",
-        ),
-    ] = None,
+    dream: Dream = None,
+    model: Model = None,
     base_url: BaseUrl = None,
     trajectories: Annotated[
         list[str] | None,
@@ -103,12 +98,10 @@ def play_command(
 
       dreamgym play --dream endpoint:MODEL@http://localhost:8000 --env shop --trajectories shop
 
-      dreamgym play --model openai:MODEL --base-url http://localhost:8000/v1 --env shop --trajectories shop
+      dreamgym play --dream --model openai:MODEL --base-url http://localhost:8000/v1 --env alfworld
     """
-    if base_url is not None and dream is None:
-        raise ConfigError("--base-url belongs to --dream openai:MODEL")
+    dream = who_dreams(dream, model, base_url)
     if dream is not None:
-        dream = at_address(dream, base_url)
         if not names_language_model(dream):
             need_models()
         env = environment_of(dream, env, overrides)
@@ -133,8 +126,9 @@ def play_command(
         asyncio.Runner() as runner,
         open_experience_model(asked, spec, resolved, runner=runner) as opened,
     ):
-        model = opened.experience_model
-        _play_dream(resolved, spec, model, split, task, sources, runner, imagine=not asked.prompted)
+        runner.run(opened.models.reach())
+        imagining = opened.experience_model
+        _play_dream(resolved, spec, imagining, split, task, sources, runner, imagine=not asked.prompted)
 
 
 def _play_real(config: Config, split: str | None, wanted: str) -> None:

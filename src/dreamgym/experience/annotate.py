@@ -29,6 +29,7 @@ from dreamgym.types import (
     CompletionRequest,
     Fact,
     FailureKind,
+    JsonValue,
     Note,
     Trajectory,
     Transition,
@@ -151,8 +152,9 @@ class LanguageModelTeacher:
 
     async def _explained(self, question: str, trajectory_id: str, first: int, count: int) -> _Explanation:
         asked = question
+        schema = _schema(first, count)
         for attempt in range(2 + self._retries):
-            reply = await self._ask(asked, attempt)
+            reply = await self._ask(asked, attempt, schema)
             try:
                 return _parse(reply, first, count)
             except _MisfitError as misfit:
@@ -167,7 +169,7 @@ class LanguageModelTeacher:
             f"{self.name}, trajectory {trajectory_id!r}, {2 + self._retries} attempts: {problem}",
         )
 
-    async def _ask(self, prompt: str, attempt: int) -> str:
+    async def _ask(self, prompt: str, attempt: int, schema: dict[str, JsonValue]) -> str:
         """Greedy at first and for the repair; a new try must be able to differ, the same way every time."""
         seed = int.from_bytes(hashlib.sha256(f"{attempt}\0{prompt}".encode()).digest()[:4])
         completion = await self._model.complete(
@@ -176,7 +178,7 @@ class LanguageModelTeacher:
                 max_tokens=self._max_tokens,
                 temperature=0.0 if attempt < 2 else 0.7,
                 seed=seed,
-                schema=_Explanation.model_json_schema(),
+                schema=schema,
             )
         )
         cost = self.cost
@@ -284,6 +286,19 @@ async def annotate_all(
             raise several.exceptions[0] from None  # the others were cancelled because of the first
     tell()
     return report
+
+
+def _schema(first: int, count: int) -> dict[str, JsonValue]:
+    """Of an explanation of so many steps, each with its number."""
+    schema = _Explanation.model_json_schema()
+    step = schema["$defs"]["_Step"]
+    numbered = [
+        step | {"properties": step["properties"] | {"step": {"type": "integer", "enum": [number]}}}
+        for number in range(first, first + count)
+    ]
+    exactly = {"prefixItems": numbered, "minItems": count, "maxItems": count}
+    schema["properties"]["transitions"] |= exactly
+    return schema
 
 
 def _parse(text: str, first: int, count: int) -> _Explanation:

@@ -152,6 +152,7 @@ class JsonForm:
         self._start_system = filled("dream-start.md", environment=environment, world=world)
         self._actor = actor
         self._schema = _Reply.model_json_schema()
+        self._schema["properties"]["next_state"]["minLength"] = 1
         if not reasoning:
             self._system += "\nAnswer without thinking: `reasoning` stays empty."
             self._schema["properties"]["reasoning"] = {"type": "string", "enum": [""]}

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from dreamgym.config import DEFAULT_KEY, EndpointConfig
 from dreamgym.errors import ConfigError, EndpointError, EpisodeFailedError, MissingExtraError
-from dreamgym.models import wire
+from dreamgym.models import bounds, wire
 from dreamgym.models.governor import Governor
 from dreamgym.models.replicas import Replica, Replicas
 from dreamgym.models.reply_cache import ReplyCache
@@ -80,6 +80,11 @@ class Endpoint:
         )
         self._flights: dict[bytes, _Flight] = {}
         self._sameness: dict[str, Sameness] = {}
+        self._met = False
+        """Whether any replica has ever said anything."""
+        self._looking = asyncio.Lock()
+        self._patience: float | None = None
+        self._in_vain = 0.0
 
     @property
     def replicas(self) -> Replicas:
@@ -116,11 +121,23 @@ class Endpoint:
             if (not flight.waiting or flight.task.done()) and self._flights.get(key) is flight:
                 del self._flights[key]
 
+    async def reach(self) -> None:
+        """Wait until some replica shows that it is there; at once if one ever has.
+
+        Raises:
+            EndpointError: none has, in `start_seconds`.
+        """
+        try:
+            await self._meet()
+        except AttemptFailedError as problem:
+            raise self._given_up(problem, _Effort()) from None
+
     async def answers(self, url: str) -> bool:
         """Whether a server is there at all: any status but a server's error will do."""
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 reply = await self._client.get(f"{url}/models", headers=self._headers())
+            self._met = True
             return reply.status_code < 500
         except (self._httpx.HTTPError, TimeoutError):
             return False
@@ -137,7 +154,7 @@ class Endpoint:
                 reply = await self._client.post(f"{url}/{path}", json=sent, headers=self._headers())
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise AttemptFailedError(
-                FailureKind.SERVER_DOWN, type(error).__name__, server_at_fault=True
+                FailureKind.SERVER_DOWN, type(error).__name__, server_at_fault=True, unconnected=True
             ) from None
         except (TimeoutError, httpx.TimeoutException):
             raise AttemptFailedError(
@@ -174,14 +191,24 @@ class Endpoint:
         self, request: CompletionRequest, key: bytes, row: Spent, cache: ReplyCache | None, role: str
     ) -> Completion:
         completion = await self._attempts(request, row)
+        if completion.finish_reason == "length" and request.schema and self._bounds:
+            # Half an object is none: once more, with lengths that fit.
+            characters = bounds.room_for(request.max_tokens, completion.text)
+            completion = await self._attempts(request, row, characters)
         same = self._sameness.setdefault(role, Sameness(role, self.name))
         row.repeated += same.seen(request.prompt, completion.text)
         if cache is not None:
             cache.put(key, completion)
         return completion
 
-    async def _attempts(self, request: CompletionRequest, row: Spent) -> Completion:
-        effort = _Effort()
+    @property
+    def _bounds(self) -> bool:
+        return self.dialect.json_schema and self.dialect.bounds
+
+    async def _attempts(
+        self, request: CompletionRequest, row: Spent, characters: int | None = None
+    ) -> Completion:
+        effort = _Effort(characters=characters)
         try:
             async with asyncio.timeout(None) as effort.clock:
                 while True:
@@ -217,7 +244,7 @@ class Endpoint:
     async def _sent(self, request: CompletionRequest, row: Spent, effort: _Effort, most: Most) -> wire.Answer:
         effort.dialect = dialect = self.dialect
         effort.last = replica = await self._replicas.pick(effort.last)
-        sent = wire.body(request, self.settings, dialect)
+        sent = wire.body(request, self.settings, dialect, characters=effort.characters)
         path = "chat/completions" if self.settings.kind == "chat" else "completions"
         row.sent += 1
         row.retries += effort.sent > 0
@@ -229,7 +256,8 @@ class Endpoint:
             answer = wire.read(raw, request, enforced="response_format" in sent)
         except AttemptFailedError as error:
             row.perhaps += most.money if error.perhaps_paid else 0.0
-            if error.server_at_fault:
+            self._met |= not error.unconnected
+            if error.server_at_fault and self._met:
                 self._replicas.failed(replica)
             raise
         except asyncio.CancelledError:
@@ -237,6 +265,7 @@ class Endpoint:
             raise
         finally:
             replica.in_flight -= 1
+        self._met = True
         self._replicas.succeeded(replica)
         self.spending.latencies.append(time.perf_counter() - began)
         row.requests += 1
@@ -254,6 +283,9 @@ class Endpoint:
                 self.dialect = plainer
                 return
         effort.problem = error
+        if error.unconnected and not self._met:
+            await self._meet()
+            return
         effort.failures += 1
         effort.malformed += error.kind is FailureKind.PARSE_ERROR and not error.server_at_fault
         if not error.again or effort.failures >= self.settings.attempts:
@@ -267,11 +299,42 @@ class Endpoint:
             self._governor.hold(error.asked_pause)
         await asyncio.sleep(pause)
 
+    async def _meet(self) -> None:
+        """Look for a first sign of any replica. One that goes away later is waited for much longer: whoever
+        was never there is more likely at another address, or not started.
+
+        Raises:
+            AttemptFailedError: there is none, in the time that the endpoint has for it.
+        """
+        clock = asyncio.get_running_loop().time
+        came, pause = clock(), self.settings.pause_seconds
+        if self._patience is None:
+            self._patience = came + self.settings.start_seconds
+        async with self._looking:
+            while True:
+                left = self._patience - clock()
+                if not self._met and self._in_vain <= came:  # else others have just looked, while we waited
+                    await asyncio.gather(*map(self.answers, self._replicas.urls))
+                if self._met:
+                    return
+                if left <= 0:
+                    self._in_vain = max(self._in_vain, clock())
+                    places = ", ".join(self._replicas.urls)
+                    raise AttemptFailedError(
+                        FailureKind.SERVER_DOWN, f"no connection to {places}", again=False, fatal=True
+                    )
+                await asyncio.sleep(min(pause, left))
+                pause = min(2 * pause, _PROBE_SECONDS)
+
     def _given_up(self, problem: AttemptFailedError, effort: _Effort) -> EpisodeFailedError | EndpointError:
         if problem.fatal:
+            advice = f"check its url, model and kind, and the key in ${self.settings.key_from}"
+            if problem.kind is FailureKind.SERVER_DOWN:
+                waited = f"{self.settings.start_seconds:g} s (start_seconds of the endpoint)"
+                advice = f"nobody has answered there in {waited}: start the server, or check its url"
             return EndpointError(
                 f"expected a completion by {self.settings.model!r} from endpoint {self.name!r}, "
-                f"got {problem}; check its url, model and kind, and the key in ${self.settings.key_from}"
+                f"got {problem}; {advice}"
             )
         return EpisodeFailedError(
             problem.kind, f"endpoint {self.name!r}, {effort.sent} attempts, {effort.seconds:.1f} s: {problem}"
@@ -291,6 +354,8 @@ class Endpoint:
 class _Effort:
     """What has been tried for one request."""
 
+    characters: int | None = None
+    """That the reply may have, where it has been cut off before."""
     failures: int = 0
     malformed: int = 0
     sent: int = 0

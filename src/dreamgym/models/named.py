@@ -6,6 +6,7 @@ run its budget.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -146,6 +147,14 @@ class LanguageModels:
                 name, settings, spending=self.spending, cache=self._cache(settings)
             )
         return self._endpoints[name]
+
+    async def reach(self) -> None:
+        """Say before long work starts that an endpoint which was opened is not there.
+
+        Raises:
+            EndpointError: one has not answered in its `start_seconds`.
+        """
+        await asyncio.gather(*(endpoint.reach() for endpoint in self._endpoints.values()))
 
     def context(self, name: str) -> int:
         """Tokens of a prompt and its reply that the model takes."""

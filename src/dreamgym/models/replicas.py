@@ -41,6 +41,10 @@ class Replicas:
         self.times_down = 0
 
     @property
+    def urls(self) -> list[str]:
+        return [replica.url for replica in self._all]
+
+    @property
     def up(self) -> list[str]:
         return [replica.url for replica in self._all if replica.up.is_set()]
 

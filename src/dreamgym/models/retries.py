@@ -15,8 +15,11 @@ _LONGEST_SHOWN = 200
 """Characters of a server's own words in a message."""
 _LONGEST_COMPLAINT = 4000
 _OVERLOADED = frozenset({429, 529})
-_TOO_LONG = ("context_length_exceeded", "maximum context length", "exceeds the available context")
-"""How OpenAI, vLLM and llama.cpp say that a prompt is longer than the model reads."""
+_TOO_LONG = (
+    *("context_length_exceeded", "maximum context length", "greater than max_model_len"),
+    "exceeds the available context",
+)
+"""How OpenAI, vLLM (of a prompt, of max_tokens) and llama.cpp say that it is more than the model reads."""
 _PASSING = frozenset({408, 409, 425, 500, 502, 503, 504})
 
 
@@ -34,6 +37,7 @@ class AttemptFailedError(Exception):
         perhaps_paid: bool = False,
         fatal: bool = False,
         complaint: str = "",
+        unconnected: bool = False,
     ) -> None:
         """
         Args:
@@ -43,6 +47,7 @@ class AttemptFailedError(Exception):
             perhaps_paid: it was sent and nothing readable came back, so it may be on the bill.
             fatal: a setting is wrong (key, model, address): every other request will fail too.
             complaint: what the server says is wrong with the request itself.
+            unconnected: nobody took the call.
         """
         super().__init__(message)
         self.kind = kind
@@ -52,6 +57,7 @@ class AttemptFailedError(Exception):
         self.perhaps_paid = perhaps_paid
         self.fatal = fatal
         self.complaint = complaint
+        self.unconnected = unconnected
 
 
 def refusal(status: int, headers: Mapping[str, str], text: str) -> AttemptFailedError:

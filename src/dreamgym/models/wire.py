@@ -13,10 +13,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dreamgym.config import EndpointConfig
+from dreamgym.models import bounds
 from dreamgym.models.retries import AttemptFailedError
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
-_VERSION = 1
+_VERSION = 2
 """Of the cache's keys: a request that is told to servers in another way is another one."""
 _SEEDS = 2**31
 """What every server takes."""
@@ -32,6 +33,8 @@ class Dialect:
 
     json_schema: bool
     logprobs: bool
+    bounds: bool = True
+    """Of a schema: how long and how many."""
     seed: bool = True
     token_ids: bool = True
     limit: str = "max_tokens"
@@ -44,13 +47,19 @@ class Dialect:
         """What is left of it after a server complained of a request; None where nothing of it is named.
 
         >>> settings = EndpointConfig(url="http://localhost", model="m")
-        >>> Dialect.of(settings).without("response_format is not supported", settings).json_schema
+        >>> plainer = Dialect.of(settings).without("response_format: 'maxLength' is not permitted", settings)
+        >>> plainer.json_schema, plainer.bounds
+        (True, False)
+        >>> plainer.without("response_format is not supported", settings).json_schema
         False
         """
         text = complaint.lower()
         if "max_completion_tokens" in text and self.limit == "max_tokens":
             return replace(self, limit="max_completion_tokens")
         about_schema = any(word in text for word in ("response_format", "json_schema", "grammar", "guided"))
+        about_bounds = about_schema or any(word.lower() in text for word in bounds.WORDS)
+        if about_bounds and self.json_schema and self.bounds:
+            return replace(self, bounds=False)
         if about_schema and self.json_schema and settings.json_schema == "auto":
             return replace(self, json_schema=False)
         for name in ("token_ids", "logprobs", "seed"):
@@ -60,8 +69,14 @@ class Dialect:
         return None
 
 
-def body(request: CompletionRequest, settings: EndpointConfig, dialect: Dialect) -> dict[str, Any]:
-    """The JSON to send."""
+def body(
+    request: CompletionRequest, settings: EndpointConfig, dialect: Dialect, *, characters: int | None = None
+) -> dict[str, Any]:
+    """The JSON to send.
+
+    Args:
+        characters: that the whole reply may have, by its schema.
+    """
     sent: dict[str, Any] = {"model": settings.model}
     if settings.kind == "chat":
         told = [{"role": "system", "content": request.system}] if request.system else []
@@ -83,7 +98,7 @@ def body(request: CompletionRequest, settings: EndpointConfig, dialect: Dialect)
         sent["logprobs"] = True if settings.kind == "chat" else 0
         if dialect.token_ids:
             sent["return_token_ids"] = True
-    schema = _schema(request) if dialect.json_schema else None
+    schema = _schema(request, dialect, characters) if dialect.json_schema else None
     if schema is not None:
         named = {"name": "reply", "schema": schema, "strict": True}
         sent["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -217,10 +232,17 @@ def _cut(text: str, stops: tuple[str, ...]) -> str:
     return text[: min(places)] if places else text
 
 
-def _schema(request: CompletionRequest) -> dict[str, Any] | None:
+def _schema(
+    request: CompletionRequest, dialect: Dialect, characters: int | None = None
+) -> dict[str, Any] | None:
     """The schema that the reply is held to: the one asked for, or one that spells out the choices."""
     if request.choices is None:
-        return _closed(dict(request.schema)) if request.schema is not None else None
+        if request.schema is None:
+            return None
+        asked: Any = dict(request.schema)
+        if characters is not None:
+            asked = bounds.bounded(asked, characters) or asked
+        return _closed(bounds.exact(asked) if dialect.bounds else bounds.plain(asked))  # type: ignore[no-any-return]
     return {
         "type": "object",
         "properties": {"choice": {"type": "string", "enum": list(request.choices)}},

@@ -200,6 +200,8 @@ class _Run:
         world = await open_world(
             stack, config, self._spec, self._folder, self._offline, given, self._remembered
         )
+        if given.models is not None:
+            await given.models.reach()  # rather than after a warm start
         await self._warm_start()
         learner = make_learner(config, policy, self._refusals)
         source = await self._tasks(stack, given, world, make_tasks)

@@ -1,0 +1,190 @@
+"""Servers that are not there: said soon where nobody ever answered, waited for where somebody did."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from served import served
+
+from command import dreamgym
+from dreamgym.agent import Agent, AgentSettings
+from dreamgym.config import EndpointConfig, load_config
+from dreamgym.errors import EndpointError
+from dreamgym.models.endpoint import Endpoint
+from dreamgym.models.named import LanguageModels
+from dreamgym.models.remote import RemoteLanguageModel
+from dreamgym.protocols import Environment
+from dreamgym.rollout_groups import Breaker, GroupSettings, roll_out_groups
+from dreamgym.testing import CorridorFactory
+from dreamgym.testing.chaos import ChaosProxy
+from dreamgym.types import CompletionRequest, FailureKind
+
+WALKING_SERVER = """
+import asyncio, sys
+from dreamgym.models.http_server import Answer, HttpServer
+
+async def main():
+    async def handle(asked):
+        return Answer.json({"choices": [{"text": "go east", "finish_reason": "stop"}], "data": []})
+    await HttpServer(handle).start("127.0.0.1", int(sys.argv[1]))
+    print("up", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def question(number: int) -> CompletionRequest:
+    return CompletionRequest(prompt=f"You see a drawer {number}", max_tokens=4, stop=("\n",))
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def test_a_server_that_was_never_there_fails_all_requests_soon_and_says_what_to_do() -> None:
+    places = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    settings = EndpointConfig(url=places, model="m", start_seconds=0.3, pause_seconds=0.05, concurrency=8)
+    endpoint = Endpoint("x", settings)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    asking = (endpoint.ask(question(n), role="agent") for n in range(30))
+    problems = await asyncio.gather(*asking, return_exceptions=True)
+    assert 0.3 <= clock() - began < 5  # deadline_seconds are 600
+    assert all(isinstance(problem, EndpointError) for problem in problems)
+    assert str(problems[0]) == (
+        f"expected a completion by 'm' from endpoint 'x', got no connection to {places[0]}/v1, "
+        f"{places[1]}/v1; nobody has answered there in 0.3 s (start_seconds of the endpoint): start the "
+        "server, or check its url"
+    )
+    began = clock()
+    with pytest.raises(EndpointError, match="no connection"):
+        await endpoint.ask(question(31), role="agent")
+    assert clock() - began < 0.3  # the time for a first sign is the endpoint's, and not each request's
+    await endpoint.aclose()
+
+
+async def test_a_server_that_starts_after_its_clients_is_met_and_nothing_is_lost() -> None:
+    async with served() as server, ChaosProxy(server.url) as proxy, asyncio.timeout(20):
+        await proxy.stop()
+        endpoint = Endpoint("x", server.settings(url=proxy.url, pause_seconds=0.05, concurrency=8))
+        asking = asyncio.gather(*(endpoint.ask(question(n), role="agent") for n in range(20)))
+        await asyncio.sleep(0.5)
+        assert not asking.done()
+        await proxy.start()
+        right = [(await server.local.complete(question(n))).text for n in range(20)]
+        assert [reply.text for reply in await asking] == right
+        assert not endpoint.spending.total.failures
+        await endpoint.aclose()
+
+
+async def test_one_replica_that_was_never_there_costs_nothing_while_another_is() -> None:
+    async with served() as server, asyncio.timeout(20):
+        nobody = f"http://127.0.0.1:{free_port()}"
+        endpoint = Endpoint("x", server.settings(url=[nobody, server.url], start_seconds=0.0))
+        await endpoint.reach()
+        replies = await asyncio.gather(*(endpoint.ask(question(n), role="agent") for n in range(20)))
+        assert len(replies) == 20
+        await endpoint.aclose()
+
+
+async def test_somebody_who_answers_badly_is_still_somebody() -> None:
+    async with served() as server:
+        config = load_config(
+            overrides=[f"endpoints.near.url={server.url}", "endpoints.near.model=other", "seed=1"]
+        )
+        async with LanguageModels(config) as models:
+            models.open("endpoint:near", role="judge")
+            await models.reach()
+
+
+async def test_a_run_goes_on_by_itself_when_a_killed_server_is_back() -> None:
+    """The rollouts' breaker, a real process that is killed, and another one at the same address."""
+    port, told = free_port(), asyncio.Queue[str]()
+    server = await walking_server(port)
+    settings = EndpointConfig(
+        url=f"http://127.0.0.1:{port}",
+        model="m",
+        kind="completions",
+        deadline_seconds=0.3,
+        pause_seconds=0.05,
+    )
+    endpoint = Endpoint("x", settings)
+    groups = GroupSettings(size=2, retries=0, failure_window=3, pause=2.0, pauses=6, concurrency=2)
+    factory = CorridorFactory(length=4, horizon=4)
+    tasks = [*await factory.tasks("train", 4)] * 6
+    running = asyncio.create_task(
+        roll_out_groups(
+            *(factory, walkers(endpoint), tasks),
+            name="killed",
+            settings=groups,
+            breaker=Breaker(groups, told.put_nowait),
+        )
+    )
+    try:
+        async with asyncio.timeout(60):
+            while not endpoint.spending.total.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            server.kill()
+            await server.wait()
+            assert "server_down" in await told.get()
+            server = await walking_server(port)
+            report = await running
+    finally:
+        server.kill()
+        await server.wait()
+        await endpoint.aclose()
+    assert report.pauses >= 1
+    assert set(report.failures) == {FailureKind.SERVER_DOWN}
+    assert len(report.groups) + len(report.dropped) == len(tasks)
+    assert len(report.groups) >= len(tasks) - 3 * (1 + report.pauses)
+
+
+async def walking_server(port: int) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", WALKING_SERVER, str(port)), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"up\n"
+    return process
+
+
+def walkers(endpoint: Endpoint) -> Callable[[Environment, str, int], Agent]:
+    model = RemoteLanguageModel(endpoint, role="agent")
+
+    def member(environment: Environment, conversation: str, seed: int) -> Agent:
+        settings = AgentSettings(max_tokens=4, temperature=1.0)
+        return Agent(model, settings=settings, conversation=conversation, seed=seed)
+
+    return member
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["play", "--env", "alfworld", "--trajectories", "builtin:alfworld", "--dream", "NAME"],
+        ["evaluate", "NAME", "--env", "textworld", "--episodes", "2"],
+        ["collect", "--env", "textworld", "--episodes", "2", "--policy", "NAME", "--out", "FOLDER"],
+        ["train", "--experience", "NAME", "--data", "builtin:alfworld", "--model", "nano", "--out", "FOLDER"],
+    ],
+    ids=lambda words: str(words[0]),
+)
+@pytest.mark.slow
+def test_commands_say_before_they_start_that_nobody_is_there(words: list[str], tmp_path: Path) -> None:
+    name = "endpoint:near"
+    near = [
+        "--set",
+        f"endpoints.near.url=http://127.0.0.1:{free_port()}",
+        *("--set", "endpoints.near.model=m", "--set", "endpoints.near.start_seconds=0.2"),
+    ]
+    given = {"NAME": name, "FOLDER": str(tmp_path / "run")}
+    result = dreamgym(*(given.get(word, word) for word in words), *near)
+    assert result.returncode == 7, result.stdout + result.stderr
+    assert "nobody has answered there in 0.2 s" in " ".join(result.stderr.split())

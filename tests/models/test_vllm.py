@@ -1,0 +1,116 @@
+"""A real vLLM server over weights of ours: the same replies as in process, schemas kept to, lengths too.
+
+Part of the suite where ``DREAMGYM_VLLM_PYTHON`` names an interpreter with vLLM (docs/guides/endpoints.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import small_models
+from test_bounds import STORY
+
+from dreamgym.config import EndpointConfig
+from dreamgym.errors import EpisodeFailedError
+from dreamgym.models import tiny
+from dreamgym.models.check import check_endpoint
+from dreamgym.models.endpoint import Endpoint
+from dreamgym.models.local import LocalLanguageModel
+from dreamgym.types import CompletionRequest, FailureKind
+
+pytestmark = pytest.mark.slow
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+START_SECONDS = 900.0
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm") / "model"
+    tokenizer = small_models.tokenizer()
+    model = small_models.spread(tiny.make_model("tiny", tokenizer, family="llama"), scale=0.15)
+    tiny.save(model, tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(weights: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    template = weights / "template.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    command = [os.environ["DREAMGYM_VLLM_PYTHON"], "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(weights), "--served-model-name", "tiny", "--chat-template", str(template)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "1024"]
+    command += ["--max-num-seqs", "8", "--enforce-eager"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment.pop("PYTHONPATH", None)
+    log = weights / "server.log"
+    with (
+        log.open("wb") as told,
+        subprocess.Popen(command, stdout=told, stderr=told, env=environment) as server,
+    ):
+        try:
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+async def endpoint(address: str) -> AsyncIterator[Endpoint]:
+    settings = {"url": address, "model": "tiny", "kind": "completions", "logprobs": True, "context": 1024}
+    opened = Endpoint(
+        "vllm",
+        EndpointConfig.model_validate(settings | {"start_seconds": START_SECONDS, "timeout_seconds": 600}),
+    )
+    await opened.reach()
+    yield opened
+    await opened.aclose()
+
+
+async def test_every_question_of_the_check_is_answered_well(endpoint: Endpoint) -> None:
+    found = await check_endpoint("vllm", endpoint.settings, requests=8)
+    good = {each.name: each.good for each in found}
+    assert good.pop("speed") is None
+    assert all(good.values()), found
+
+
+async def test_its_replies_and_log_probs_are_those_of_the_same_weights_in_process(
+    endpoint: Endpoint, weights: Path
+) -> None:
+    local = LocalLanguageModel.load(f"hf:{weights}")
+    for prompt in ("You see a fridge 1, a drawer", "go to", "open fridge 1\ntake"):
+        request = CompletionRequest(prompt=prompt, max_tokens=8, stop=("\0",))
+        ours, theirs = await local.complete(request), await endpoint.ask(request, role="agent")
+        assert theirs.prompt_token_ids == ours.prompt_token_ids
+        assert theirs.token_ids == ours.token_ids
+        assert theirs.logprobs == pytest.approx(ours.logprobs, abs=2e-3)
+    await local.aclose()
+
+
+async def test_weights_that_know_no_json_write_a_whole_story_since_lengths_are_kept_to(
+    endpoint: Endpoint,
+) -> None:
+    questions = [
+        CompletionRequest(prompt=f"You see a drawer {n}.", schema=STORY, max_tokens=700) for n in range(4)
+    ]
+    for reply in await asyncio.gather(*(endpoint.ask(each, role="experience") for each in questions)):
+        assert set(json.loads(reply.text)) == set(STORY["properties"])
+    assert endpoint.dialect.bounds
+
+
+async def test_what_is_longer_than_it_reads_is_told_as_such(endpoint: Endpoint) -> None:
+    for request in (
+        CompletionRequest(prompt="look\n" * 2000, max_tokens=4),
+        CompletionRequest(prompt="look", max_tokens=2000),
+    ):
+        with pytest.raises(EpisodeFailedError) as caught:
+            await endpoint.ask(request, role="agent")
+        assert caught.value.kind is FailureKind.BUDGET
