@@ -51,23 +51,23 @@ def free_port() -> int:
 
 async def test_a_server_that_was_never_there_fails_all_requests_soon_and_says_what_to_do() -> None:
     places = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
-    settings = EndpointConfig(url=places, model="m", start_seconds=0.3, pause_seconds=0.05, concurrency=8)
+    settings = EndpointConfig(url=places, model="m", start_seconds=2.0, pause_seconds=0.05, concurrency=8)
     endpoint = Endpoint("x", settings)
     clock = asyncio.get_running_loop().time
     began = clock()
     asking = (endpoint.ask(question(n), role="agent") for n in range(30))
     problems = await asyncio.gather(*asking, return_exceptions=True)
-    assert 0.3 <= clock() - began < 5  # deadline_seconds are 600
+    assert 2.0 <= clock() - began < 20  # deadline_seconds are 600
     assert all(isinstance(problem, EndpointError) for problem in problems)
     assert str(problems[0]) == (
         f"expected a completion by 'm' from endpoint 'x', got no connection to {places[0]}/v1, "
-        f"{places[1]}/v1; nobody has answered there in 0.3 s (start_seconds of the endpoint): start the "
+        f"{places[1]}/v1; nobody has answered there in 2 s (start_seconds of the endpoint): start the "
         "server, or check its url"
     )
     began = clock()
     with pytest.raises(EndpointError, match="no connection"):
         await endpoint.ask(question(31), role="agent")
-    assert clock() - began < 0.3  # the time for a first sign is the endpoint's, and not each request's
+    assert clock() - began < 1.8  # the time for a first sign is the endpoint's, and not each request's
     await endpoint.aclose()
 
 
