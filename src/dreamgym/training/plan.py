@@ -252,6 +252,11 @@ class Plan:
         """Seconds before the first step of practice: its replay buffer is filled."""
         return 10 + 0.015 * self.learnt_from
 
+    @property
+    def step(self) -> float:
+        """Seconds of a step of practice at most; one that was begun is brought to its end."""
+        return 0.01 * self.tasks * self.group * self.horizon
+
     def seconds_of(self, stage: str) -> float:
         """What a stage takes on 2 idle cores, as measured: the first estimate."""
         each = self.world.seconds
@@ -260,7 +265,7 @@ class Plan:
             "experience": 10 + 0.03 * self.learnt_from + each["experience"] * self.experience_steps,
             "fidelity": 5 + 1.5 * self.fidelity_episodes,
             "warm start": 10 + 0.008 * self.learnt_from + each["warm start"] * self.warm_start_steps,
-            "practice": self.preparing + 0.01 * self.steps * self.tasks * self.group * self.horizon,
+            "practice": self.preparing + self.steps * self.step,
             "evaluation": 10 + each["evaluation"] * self.evaluation_episodes,
             "report": 3,
         }[stage]
@@ -361,7 +366,7 @@ class Progress:
         """Seconds of the minutes asked for that practice may take, so that evaluation still fits."""
         taken = sum(self.seconds.get(name, 0.0) for name in _IN_LINE)
         others = ("evaluation", "report")
-        after = self.plan.preparing + sum(self.plan.seconds_of(other) for other in others)
+        after = self.plan.preparing + self.plan.step + sum(self.plan.seconds_of(other) for other in others)
         begun = self.seconds.get(stage, 0.0)
         return max(1.0, 60 * self.plan.minutes - (taken - begun) - self.pace * after)
 
@@ -386,11 +391,8 @@ class Progress:
             "policies": {SFT: _policy(before), DREAMGYM: _policy(after)},
             "difference": {name: after["comparison"][name] for name in _COMPARED},
             "fidelity": found["fidelity"] | {"agreement": found["experience"]["agreement"]},
-            "practice": {
-                "steps": practice["steps"],
-                "ended": practice["ended"],
-                "success_in_dream": success_in_dream(out / DREAMGYM / METRICS),
-            },
+            "practice": {name: practice[name] for name in ("steps", "ended")}
+            | {"success_in_dream": success_in_dream(out / DREAMGYM / METRICS)},
             "stages": {
                 stage: {
                     "seconds": round(self.seconds.get(stage, 0.0), 1),
