@@ -224,7 +224,7 @@ class _Quickstart:
         dreamt, real = result["practice"]["success_in_dream"], result["policies"][SFT]["success"]
         gap = gap_between(dreamt["first"], real) if dreamt and real is not None else None
         if gap:
-            _say(f"warning: {gap}; see which step goes wrong first: `dreamgym experience audit`")
+            _say(f"warning: {gap}; see where it goes wrong: dreamgym experience audit {self._out / DREAMGYM}")
         _say(f"report: {page} (open it in a browser); numbers: {self._out / 'summary.json'}", bold=True)
         for line in _NEXT:
             _say(f"  {line.format(out=self._out, unseen=self._plan.world.unseen)}")
