@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from official_layout import write_official_game
 
@@ -158,3 +160,22 @@ async def test_an_engine_that_cannot_be_loaded_says_why() -> None:
     engines = Engines("dreamgym.nowhere:Engine", {}, limit=1)
     with pytest.raises(DreamGymError, match=r"No module named 'dreamgym.nowhere'"):
         await engines.open()
+
+
+async def test_engines_given_up_while_they_start_are_ended_and_take_no_answer_of_others() -> None:
+    engines = Engines("types:SimpleNamespace", {}, limit=4)
+    await (await engines.open()).aclose()
+    for turns in range(12):  # of the event loop, until it is cancelled: before, in and after the fork
+        opening = asyncio.create_task(engines.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await opening).aclose()
+    one = await engines.open()
+    psutil.Process(one.pid).kill()
+    with pytest.raises(EpisodeFailedError, match=r"the engine died at 'anything' \(exit status -9\)"):
+        await one.ask({"do": "anything"}, timeout=10)
+    (host,) = [each for each in psutil.Process().children() if "types:SimpleNamespace" in each.cmdline()]
+    assert host.children() == []
+    engines.close()

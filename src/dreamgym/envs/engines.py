@@ -21,6 +21,7 @@ from dreamgym.errors import DreamGymError, EpisodeFailedError
 from dreamgym.types import FailureKind, JsonValue
 
 _LARGEST_REPLY = 64 * 2**20
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Engines:
@@ -74,7 +75,7 @@ class EngineProcess:
         self,
         host: _Host,
         pid: int,
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        streams: _Streams,
         places: asyncio.Semaphore,
         work: asyncio.Semaphore,
     ) -> None:
@@ -135,6 +136,7 @@ class _Host:
         self._process = process
         self._control = control
         self._turn = asyncio.Lock()
+        self._unwanted = set[asyncio.Future[None]]()
 
     @property
     def alive(self) -> bool:
@@ -171,6 +173,19 @@ class _Host:
         return host
 
     async def fork(self, places: asyncio.Semaphore, work: asyncio.Semaphore) -> EngineProcess:
+        # Answers have no names, only an order: one left unread by a caller who was cancelled would be taken
+        # for the next caller's, so the exchange goes to its end in any case.
+        forking = asyncio.ensure_future(self._fork())
+        try:
+            pid, streams = await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            unwanted = asyncio.ensure_future(self._end_unwanted(forking))
+            self._unwanted.add(unwanted)
+            unwanted.add_done_callback(self._unwanted.discard)
+            raise
+        return EngineProcess(self, pid, streams, places, work)
+
+    async def _fork(self) -> tuple[int, _Streams]:
         near, far = socket.socketpair()
         try:
             async with self._turn:
@@ -181,7 +196,13 @@ class _Host:
             raise EpisodeFailedError(FailureKind.CRASHED, f"the engine host is gone: {error}") from None
         finally:
             far.close()
-        return EngineProcess(self, pid, await asyncio.open_connection(sock=near), places, work)
+        return pid, await asyncio.open_connection(sock=near)
+
+    async def _end_unwanted(self, forking: asyncio.Future[tuple[int, _Streams]]) -> None:
+        with contextlib.suppress(EpisodeFailedError):
+            pid, (_, writer) = await forking
+            writer.close()
+            await self.end(pid)
 
     async def end(self, pid: int) -> int | None:
         with contextlib.suppress(OSError):
