@@ -8,8 +8,9 @@ plays all episodes in step, each turn one batched `generate` of the trainer's mo
 where there is no vLLM. In turn, in one run, each after a warm-up; who is first changes every round.
 
 Where the dream's time goes is told by thread: the policy, the experience model and the replay buffer each
-work in one of their own. The experience model reads its demonstrations and writes 40 tokens by an untrained
-model; what is then said comes from the rules of the world, so that all episodes are of full length.
+work in one of their own. The experience model reads demonstrations and writes 40 tokens by an untrained
+model; what is then said comes from the rules of the world, so that all episodes are of full length. The
+demonstrations are searched for transitions of the shipped household among others of it, all of real text.
 
 CPU time of one thread, since wall time on a busy machine tells about the others.
 """
@@ -21,19 +22,19 @@ import asyncio
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import numpy as np
 import psutil
 import torch
 
@@ -276,8 +277,14 @@ class CostlyDream:
 
     name = "costly dream"
 
-    def __init__(self, served: LocalLanguageModel, buffer: ReplayBuffer, inner: CorridorFactory) -> None:
-        self._served, self._buffer, self._inner = served, buffer, inner
+    def __init__(
+        self,
+        served: LocalLanguageModel,
+        buffer: ReplayBuffer,
+        inner: CorridorFactory,
+        asked: Iterator[Transition],
+    ) -> None:
+        self._served, self._buffer, self._inner, self._asked = served, buffer, inner, asked
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
         return await self._inner.make(task).start()
@@ -285,8 +292,8 @@ class CostlyDream:
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
-        wanted = RetrievalFilter(environment=task.environment)
-        shown = await self._buffer.search(state.text, action, k=4, filters=wanted)
+        wanted, like = RetrievalFilter(environment=Household.ENVIRONMENT), next(self._asked)
+        shown = await self._buffer.search(like.state.text, like.action, k=4, filters=wanted)
         asked = question(
             task, sheet, history, state.text, action, shown, settings=PromptSettings(actor="agent", history=1)
         )
@@ -336,23 +343,25 @@ class Threads:
 async def dreams(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick: bool) -> dict[str, Any]:
     """Stages of a step in the dream, with replay buffers of several sizes."""
     sizes = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
-    names = list(Stages.__dataclass_fields__)
+    names, household = list(Stages.__dataclass_fields__), Household()
     found: dict[str, Any] = {}
     for size in sizes:
-        stages = await dreamt(model, tokenizer, size, steps)
+        stages = await dreamt(model, tokenizer, household, size, steps)
         found[str(size)] = {name: round(1000 * getattr(stages, name) / steps, 1) for name in names}
         tell(f"dream, {size} rows", found[str(size)])
     return found
 
 
-async def dreamt(model: Callable[[], Any], tokenizer: Any, rows: int, steps: int) -> Stages:
+async def dreamt(
+    model: Callable[[], Any], tokenizer: Any, household: Household, rows: int, steps: int
+) -> Stages:
     learning, threads = model(), Threads()
     threads.claim("rest")
     with (
         tempfile.TemporaryDirectory() as folder,
         ReplayBuffer.open(Path(folder) / "replay.sqlite", embedder=LexicalEmbedder()) as buffer,
     ):
-        await fill(buffer, rows)
+        await fill(buffer, household, rows)
         threads.claim("buffer")
         served = {
             "policy": LocalLanguageModel(learning, tokenizer),
@@ -361,7 +370,8 @@ async def dreamt(model: Callable[[], Any], tokenizer: Any, rows: int, steps: int
         for owner, each in served.items():
             await each.complete(CompletionRequest(prompt="task:", max_tokens=1))
             threads.claim(owner)
-        found = await practised(learning, served, buffer, threads, RunFolder(Path(folder)), steps)
+        asked = cycle(household.asked)
+        found = await practised(learning, served, buffer, asked, threads, RunFolder(Path(folder)), steps)
         for each in served.values():
             await each.aclose()
     return found
@@ -371,6 +381,7 @@ async def practised(
     learning: Any,
     served: dict[str, LocalLanguageModel],
     buffer: ReplayBuffer,
+    asked: Iterator[Transition],
     threads: Threads,
     folder: RunFolder,
     steps: int,
@@ -378,7 +389,7 @@ async def practised(
     shape, policy = Shape(), served["policy"]
     inner = CorridorFactory(length=LENGTH, horizon=shape.turns)
     tasks = await inner.tasks("train", shape.tasks)
-    dream = CostlyDream(served["experience_model"], buffer, inner)
+    dream = CostlyDream(served["experience_model"], buffer, inner, asked)
     factory = SyntheticFactory(dream, tasks, lambda task: WorldSheet(facts=()), horizon=shape.turns)
     learner = GRPOLearner(learning, LEARNING, updating=policy.updating)
     found, before = Stages(), threads.spent()
@@ -401,26 +412,51 @@ async def practised(
     return found
 
 
-async def fill(buffer: ReplayBuffer, rows: int) -> None:
-    """Rows of many episodes with keys of no meaning, which are no easier to search."""
-    random = np.random.default_rng(0)
-    outcome = Outcome(next_state=State(text="You are at door 2 of 9."), reward=0.0, terminated=False)
-    row = Record(
-        transition=Transition(state=State(text="You are at door 1 of 9."), action="go east", outcome=outcome),
-        environment="corridor",
-        task_id="filler",
-        instruction="Leave the corridor.",
-        trajectory_id="",
-        position=0,
-        trajectory_reward=0.0,
-        provenance=Provenance(source="real", policy="filler", policy_version=0, recorded_at=0.0),
-    )
-    dimension = (await buffer.embed([("", "")])).shape[1]
-    for start in range(0, rows, 5_000):
-        numbers = range(start, min(start + 5_000, rows))
-        keys = random.normal(size=(len(numbers), dimension)).astype(np.float32)
-        keys /= np.linalg.norm(keys, axis=1, keepdims=True)
-        await buffer.add([replace(row, trajectory_id=f"filler-{n}") for n in numbers], keys=keys)
+class Household:
+    """The shipped household's transitions, with things renumbered as often as it takes to be enough."""
+
+    ENVIRONMENT = "household"
+    ASKED = 100
+
+    def __init__(self) -> None:
+        every = list(read_trajectories(builtin_dataset()))
+        asked, stored = every[: self.ASKED], every[self.ASKED :]
+        self._stored = [row.transition for each in stored for row in records(each)]
+        self.asked = [row.transition for each in asked for row in records(each)]
+        """Of episodes that are not stored."""
+
+    def rows(self, count: int) -> Iterator[Record]:
+        for number in range(count):
+            copy, place = divmod(number, len(self._stored))
+            recorded = self._stored[place]
+            yield Record(
+                transition=replace(
+                    recorded,
+                    state=replace(recorded.state, text=renumbered(recorded.state.text, copy)),
+                    action=renumbered(recorded.action, copy),
+                ),
+                environment=self.ENVIRONMENT,
+                task_id="filler",
+                instruction="Tidy up.",
+                trajectory_id=f"filler-{number // 25}",
+                position=number % 25,
+                trajectory_reward=0.0,
+                provenance=Provenance(source="real", policy="filler", policy_version=0, recorded_at=0.0),
+            )
+
+
+def renumbered(text: str, by: int) -> str:
+    """
+    >>> renumbered("take mug 1 from shelf 3", 2)
+    'take mug 3 from shelf 5'
+    """
+    return re.sub(r"\d+", lambda found: str(int(found[0]) + by), text) if by else text
+
+
+async def fill(buffer: ReplayBuffer, household: Household, rows: int) -> None:
+    filler = household.rows(rows)
+    while batch := list(islice(filler, 5_000)):
+        await buffer.add(batch)
 
 
 def table(result: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from dreamgym.protocols import Keys
 from dreamgym.replay.lists import FEW_ROWS, Lists, ListsBuilder, lists_recall, load_faiss
 from dreamgym.replay.log import CHUNK_ROWS, Chunk, TransitionLog
 from dreamgym.replay.partition import Hit, Partition, Queries, best_of, code_of
+from dreamgym.replay.threads import one_thread
 from dreamgym.types import RetrievalFilter, Source
 
 IndexKind: TypeAlias = Literal["auto", "exact", "approximate"]
@@ -187,7 +188,10 @@ class MemoryView:
             min_reward=filters[0].min_reward,
         )
         searched = self._lists.get(place) or self._partitions.get(place)
-        return searched.search(queries, k) if searched else [[] for _ in filters]
+        if not searched:
+            return [[] for _ in filters]
+        with one_thread():
+            return searched.search(queries, k)
 
 
 def _codes(names: Sequence[str | None]) -> npt.NDArray[np.int64]:

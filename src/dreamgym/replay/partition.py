@@ -3,7 +3,8 @@
 Rows lie in blocks, in the order of the log. A block's scores are one matrix product for all queries at once;
 filters set the scores of forbidden rows to minus infinity *before* anything is chosen. Then only the maxima
 of small groups of rows are looked at: a group whose maximum is below the k-th best so far cannot matter, so
-nearly all scores are never touched again, and Python never sees a single row.
+nearly all scores are never touched again, and Python never sees a single row. Of full blocks even the keys
+are mostly left alone: their short forms (`sketch`) rule out nearly all rows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dreamgym.protocols import Keys
+from dreamgym.replay.sketch import Sketch
 
 BLOCK_ROWS: Final = 16384
 _GROUPS: Final = 128
@@ -28,6 +30,10 @@ _ROUNDING: Final = 4e-6
 _TIES: Final = 64
 """Rows kept beside the k best when their scores cannot be told apart, oldest first."""
 _BUCKETS: Final = 1 << 16
+_SEEDS: Final = 16
+"""Rows of a block that are scored first, because their short forms promise most: they set the bar."""
+_MOST_LEFT: Final = 1 / 16
+"""Share of (row, query) pairs not ruled out by short forms, above which one matrix product is cheaper."""
 
 _NEVER: Final = np.float32(-np.inf)
 
@@ -62,6 +68,8 @@ class Block:
     trajectories: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(BLOCK_ROWS, np.int64))
     tasks: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(BLOCK_ROWS, np.int64))
     rewards: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(BLOCK_ROWS, np.float64))
+    sketch: Sketch | None = None
+    """Once it is full, if its keys allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,9 @@ class Partition:
     @property
     def nbytes(self) -> int:
         rows = self._last - self._first // BLOCK_ROWS * BLOCK_ROWS
-        return rows * (4 * self.dimension + 32)
+        with self._lock:
+            short = sum(block.sketch.rows.nbytes for block in self._blocks if block.sketch is not None)
+        return rows * (4 * self.dimension + 32) + short
 
     def append(
         self,
@@ -130,6 +140,8 @@ class Partition:
             block.rewards[target] = rewards[taken]
             self._last += count  # last of all: whoever looks now sees whole rows
             done += count
+            if at + count == BLOCK_ROWS:
+                block.sketch = Sketch.of(block.keys)
 
     def evict(self, floor: int) -> None:
         """Drop the rows numbered up to `floor`: always the oldest, so whole blocks fall off the front."""
@@ -202,6 +214,12 @@ def rank(
     return [ranked[start : min(stop, start + k)] for start, stop in pairwise(bounds)]
 
 
+def _ordinals(
+    span: Span, rows: npt.NDArray[np.intp] | None, row: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    return span.ordinal + (rows[row] if rows is not None else row + span.start)
+
+
 class Excluded:
     """Finds, in a column of codes, the rows that each query wants to leave out."""
 
@@ -238,21 +256,76 @@ class _Race:
         self._found: list[_Found] = []
 
     def enter(self, span: Span) -> None:
-        scores, rows = self._score(span)
+        if span.block.sketch is not None and self._enter_short(span, span.block.sketch):
+            return
+        scores, rows = self._score(span, span.block.keys, self._columns)
         if not len(scores):
             return
-        groups = scores.reshape(-1, self._groups, len(self._queries))
-        maxima = groups.max(axis=0)
+        maxima = self._grouped(scores).max(axis=0)
         # Every maximum is a different row, so the k-th best of them bounds the k-th best row from below.
-        contest = np.concatenate([self._best, maxima])
-        self._best = np.partition(contest, self._groups, axis=0)[self._groups :]
+        self._raise_bar(maxima)
+        row, query, score = self._reaching(scores, maxima, self._bar())
+        self._found.append(_Found(query=query, ordinal=_ordinals(span, rows, row), score=score))
+
+    def _enter_short(self, span: Span, sketch: Sketch) -> bool:
+        """Enter only the rows whose short forms promise enough; False if those are too many."""
+        bounds, rows = self._score(span, sketch.rows, sketch.columns(self._queries.keys))
+        if not len(bounds):
+            return True
+        maxima = self._grouped(bounds).max(axis=0)
+        most = max(_SEEDS, 2 * self._k)
+        group = np.argpartition(maxima, -most, axis=0)[-most:]
+        layer = self._grouped(bounds)[:, group, np.arange(len(self._queries))].argmax(axis=0)
+        seeds = layer * self._groups + group
+        real = np.take_along_axis(maxima, group, axis=0) > _NEVER
+        query = np.broadcast_to(np.arange(len(self._queries)), seeds.shape)
+        known = np.full(seeds.shape, _NEVER)
+        known[real] = self._products(span, rows, seeds[real], query[real])
+        before = self._best
+        self._raise_bar(known)
         bar = self._bar()
+        row, query, _ = self._reaching(bounds, maxima, bar - np.float32(_ROUNDING))
+        if len(row) > _MOST_LEFT * bounds.size:
+            self._best = before
+            return False
+        score = self._products(span, rows, row, query)
+        found = _Found(query=query, ordinal=_ordinals(span, rows, row), score=score)
+        self._found.append(found.pick(score >= bar[query]))
+        return True
+
+    def _grouped(self, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return scores.reshape(-1, self._groups, len(self._queries))
+
+    def _raise_bar(self, scores: npt.NDArray[np.float32]) -> None:
+        """By scores of different rows, `(rows, queries)`, that did not raise it before."""
+        contest = np.concatenate([self._best, scores])
+        self._best = np.partition(contest, len(scores), axis=0)[len(scores) :]
+
+    def _reaching(
+        self, scores: npt.NDArray[np.float32], maxima: npt.NDArray[np.float32], bar: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
+        """(row, query, score) of all that reach the bar, for any one query in order."""
         group, query = np.nonzero(maxima >= bar)
-        members = groups[:, group, query]
+        members = self._grouped(scores)[:, group, query]
         layer, pick = np.nonzero(members >= bar[query])
-        row = layer * self._groups + group[pick]
-        ordinal = span.ordinal + (rows[row] if rows is not None else row + span.start)
-        self._found.append(_Found(query=query[pick], ordinal=ordinal, score=members[layer, pick]))
+        return layer * self._groups + group[pick], query[pick], members[layer, pick]
+
+    def _products(
+        self,
+        span: Span,
+        rows: npt.NDArray[np.intp] | None,
+        row: npt.NDArray[np.intp],
+        query: npt.NDArray[np.intp],
+    ) -> npt.NDArray[np.float32]:
+        """Of the given (row, query) pairs."""
+        at = rows[row] if rows is not None else row + span.start
+        order = np.argsort(query, kind="stable")
+        bounds = np.searchsorted(query[order], np.arange(len(self._queries) + 1)).tolist()
+        products = np.empty(len(row), np.float32)
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            mine = order[start:stop]  # by query: few keys at a time, which stay in the processor's cache
+            products[mine] = span.block.keys[at[mine]] @ self._queries.keys[number]
+        return products
 
     def finish(self, spans: Sequence[Span]) -> list[list[Hit]]:
         if not self._found:
@@ -265,23 +338,25 @@ class _Race:
         found = self._limit_ties(found.pick(found.score >= self._bar()[found.query]))
         return rank(spans, self._queries, found.query, found.ordinal, self._k)
 
-    def _score(self, span: Span) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.intp] | None]:
-        """(scores, rows of the block they belong to, or None for all of the span)."""
+    def _score(
+        self, span: Span, keys: npt.NDArray[np.float32], columns: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.intp] | None]:
+        """(scores by the block's `keys`, long or short; their rows of the block, or None for all alive)."""
         block, alive = span.block, slice(span.start, span.stop)
         rows: npt.NDArray[np.intp] | None = None
         forbidden: npt.NDArray[np.bool_] | None = None
-        keys = block.keys[alive]
+        whole, keys = keys, keys[alive]
         if self._queries.min_reward is not None:
             allowed = block.rewards[alive] >= self._queries.min_reward
             # Copying the survivors together pays when many queries share the copy, or when they are few.
             if np.count_nonzero(allowed) < len(allowed) * (0.7 if len(self._queries) >= 16 else 0.1):
                 rows = np.flatnonzero(allowed) + span.start
-                keys = block.keys[rows]
+                keys = whole[rows]
             else:
                 forbidden = ~allowed
         count = len(keys)
         scores = self._work[: -(-count // self._groups) * self._groups]
-        np.matmul(keys, self._columns, out=scores[:count])
+        np.matmul(keys, columns, out=scores[:count])
         scores[count:] = _NEVER
         if forbidden is not None:
             scores[:count][forbidden] = _NEVER
