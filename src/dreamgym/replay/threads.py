@@ -1,7 +1,7 @@
 """One thread for the matrix products of searches.
 
 NumPy's BLAS shares even a small product with threads of its own, which then wait for the next one at full
-speed: beside models that compute, that cost a training step of 5 s up to 1.5 s of CPU time (docs/decisions/0002).
+speed: beside models that compute, that took up to 1.5 s of CPU of a training step of 5 s (decision 0002).
 """
 
 from __future__ import annotations
