@@ -8,6 +8,7 @@ completion or one typed error.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -24,12 +25,13 @@ from dreamgym.models.reply_cache import ReplyCache
 from dreamgym.models.retries import AttemptFailedError, pause_after, refusal
 from dreamgym.models.sameness import Sameness
 from dreamgym.models.spending import Most, Prices, Spending, Spent
-from dreamgym.models.transport import make_client
+from dreamgym.models.transport import Reply, make_client, own_connections
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
 _MALFORMED_REPLIES = 3
 """To one request in good form; a model that says nothing, greedily, will do so again."""
 _PROBE_SECONDS = 5.0
+_TOLD = [(b"accept", b"application/json"), (b"accept-encoding", b"identity"), (b"user-agent", b"dreamgym")]
 
 
 @dataclass(slots=True, eq=False)
@@ -67,9 +69,9 @@ class Endpoint:
         self._cache = cache
         check_settings(name, settings, in_money=self.spending.budget.money is not None)
         self._httpx = httpx
-        self._client = make_client(
-            settings.urls, timeout=None, limits=httpx.Limits(max_connections=settings.concurrency + 4)
-        )
+        self._connections = own_connections(settings.urls)
+        limits = httpx.Limits(max_connections=settings.concurrency + 4)
+        self._client = make_client(self._connections, timeout=None, limits=limits)
         self._governor = Governor(
             concurrency=settings.concurrency,
             requests_per_minute=settings.requests_per_minute,
@@ -151,7 +153,7 @@ class Endpoint:
         httpx = self._httpx
         try:
             async with asyncio.timeout(self.settings.timeout_seconds):
-                reply = await self._client.post(f"{url}/{path}", json=sent, headers=self._headers())
+                reply = await self._posted(f"{url}/{path}", sent)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise AttemptFailedError(
                 FailureKind.SERVER_DOWN, type(error).__name__, server_at_fault=True, unconnected=True
@@ -168,10 +170,20 @@ class Endpoint:
             raise AttemptFailedError(
                 FailureKind.SERVER_DOWN, type(error).__name__, server_at_fault=True, perhaps_paid=True
             ) from None
-        raw = self._scrubbed(reply.content)
-        if reply.status_code != 200:
-            raise refusal(reply.status_code, reply.headers, raw.decode(errors="replace"))
+        raw = self._scrubbed(reply.body)
+        if reply.status != 200:
+            raise refusal(reply.status, httpx.Headers(reply.headers), raw.decode(errors="replace"))
         return raw
+
+    async def _posted(self, url: str, sent: Mapping[str, Any]) -> Reply:
+        # All in ASCII: half a character, which a model may well write, has no other form on the wire.
+        content = json.dumps(sent, separators=(",", ":"), allow_nan=False).encode()
+        headers = {"content-type": "application/json", **self._headers()}
+        if self._connections is None:
+            reply = await self._client.post(url, content=content, headers=headers)
+            return Reply(reply.status_code, reply.headers.raw, reply.content)
+        plain = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        return await self._connections.post(url, content, [*_TOLD, *plain])
 
     async def models(self) -> Any:
         """What ``GET /models`` of the first replica that is up tells."""

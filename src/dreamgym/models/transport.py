@@ -1,7 +1,8 @@
-"""Connections for httpx: HTTP/1.1 by h11 over asyncio's streams, one request at a time on each.
+"""Connections: HTTP/1.1 by h11 over asyncio's streams, one request at a time on each, under httpx or without.
 
-httpx's own pool looks at every connection for every request: with 64 in flight that took 7 ms of CPU time a
-request, this takes 0.8 (docs/decisions/0009-endpoints.md). Proxies are left to httpx.
+httpx's own pool looks at every connection for every request, and its requests and responses cost as
+much again as h11 (docs/decisions/0009-endpoints.md). So what is sent thousands of times goes to `post`, and
+httpx does the rest, and everything where the environment names a proxy.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -21,6 +24,16 @@ _CONNECT_SECONDS = 10.0
 LARGEST_BODY = 64 << 20
 
 _Place = tuple[str, str, int]
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole response, its body not packed."""
+
+    status: int
+    headers: Headers
+    body: bytes
 
 
 class _Line:
@@ -49,14 +62,33 @@ class LeanTransport:
         self._ssl: ssl.SSLContext | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        httpx = self._httpx
-        place = (request.url.scheme, request.url.raw_host.decode(), request.url.port or 0)
+        url = request.url
+        place = (url.scheme, url.raw_host.decode(), url.port or 0)
+        reply = await self._sent(place, request.method, url.raw_path, request.headers.raw, request.content)
+        return self._httpx.Response(reply.status, headers=reply.headers, content=reply.body)
+
+    async def post(self, url: str, content: bytes, headers: Headers) -> Reply:
+        """Without httpx's requests and responses, but with its errors.
+
+        Args:
+            headers: in lower case, without host and length.
+
+        Raises:
+            httpx.TransportError: no connection, or it broke.
+            httpx.DecodingError: the body is packed or huge.
+        """
+        place, path, host = _target(url)
+        whole = [(b"host", host), (b"content-length", b"%d" % len(content)), *headers]
+        return await self._sent(place, "POST", path, whole, content)
+
+    async def _sent(self, place: _Place, method: str, path: bytes, headers: Headers, content: bytes) -> Reply:
         line = await self._line(place)
+        head = self._h11.Request(method=method, target=path, headers=headers)
         try:
-            response = await self._exchange(line, request)
+            reply = await self._exchange(line, head, content)
         except (self._h11.RemoteProtocolError, ConnectionError, ssl.SSLError) as error:
             line.writer.transport.abort()
-            raise httpx.RemoteProtocolError(type(error).__name__, request=request) from None
+            raise self._httpx.RemoteProtocolError(type(error).__name__) from None
         except BaseException:  # whoever was waiting has given up: what comes now would be somebody else's
             line.writer.transport.abort()
             raise
@@ -65,7 +97,7 @@ class LeanTransport:
             self._idle.setdefault(place, deque()).append(line)
         else:
             line.writer.transport.abort()
-        return response
+        return reply
 
     async def aclose(self) -> None:
         for lines in self._idle.values():
@@ -101,12 +133,11 @@ class LeanTransport:
             raise self._httpx.ConnectError(type(error).__name__) from None
         return _Line(self._h11, reader, writer)
 
-    async def _exchange(self, line: _Line, request: httpx.Request) -> httpx.Response:
+    async def _exchange(self, line: _Line, head: Any, content: bytes) -> Reply:
         h11, state = self._h11, line.state
-        head = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
         told = state.send(head)
-        if request.content:
-            told += state.send(h11.Data(data=request.content))
+        if content:
+            told += state.send(h11.Data(data=content))
         line.writer.write(told + state.send(h11.EndOfMessage()))
         await line.writer.drain()
         response, body = None, bytearray()
@@ -124,22 +155,37 @@ class LeanTransport:
                 break
             elif isinstance(event, h11.ConnectionClosed):
                 raise h11.RemoteProtocolError("closed without an answer")
-        packed = dict(response.headers).get(b"content-encoding", b"identity")
+        headers = list(response.headers)
+        packed = dict(headers).get(b"content-encoding", b"identity")
         if packed != b"identity":  # we asked for plain text; a small body may unpack to a huge one
             raise self._httpx.DecodingError("packed although asked not to be")
-        return self._httpx.Response(response.status_code, headers=list(response.headers), content=bytes(body))
+        return Reply(response.status_code, headers, bytes(body))
 
 
-def make_client(urls: tuple[str, ...], **settings: Any) -> httpx.AsyncClient:
-    """A client with our connections, or with httpx's own where the environment names a proxy."""
+@lru_cache(maxsize=256)
+def _target(url: str) -> tuple[_Place, bytes, bytes]:
+    """
+    >>> _target("http://localhost:8000/v1/completions")
+    (('http', 'localhost', 8000), b'/v1/completions', b'localhost:8000')
+    """
     import httpx
 
+    parsed = httpx.URL(url)
+    return (parsed.scheme, parsed.raw_host.decode(), parsed.port or 0), parsed.raw_path, parsed.netloc
+
+
+def own_connections(urls: tuple[str, ...]) -> LeanTransport | None:
+    """None where the environment names a proxy for some of the addresses."""
     proxies = getproxies()
     direct = all(
         urlsplit(url).scheme not in proxies or proxy_bypass(urlsplit(url).hostname or "") for url in urls
     )
-    headers = {"Accept-Encoding": "identity"}
-    if direct:
-        transport: Any = LeanTransport()
-        return httpx.AsyncClient(transport=transport, headers=headers, **settings)
-    return httpx.AsyncClient(headers=headers, **settings)
+    return LeanTransport() if direct else None
+
+
+def make_client(transport: LeanTransport | None, **settings: Any) -> httpx.AsyncClient:
+    """A client with these connections, or with httpx's own."""
+    import httpx
+
+    under: Any = transport
+    return httpx.AsyncClient(transport=under, headers={"Accept-Encoding": "identity"}, **settings)

@@ -16,7 +16,7 @@ from typing import Self
 
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.models.http_server import Answer, Asked, HttpServer
-from dreamgym.models.transport import make_client
+from dreamgym.models.transport import make_client, own_connections
 
 _HOP = frozenset({"host", "content-length", "connection", "transfer-encoding", "accept-encoding"})
 _REPLACED = {
@@ -91,7 +91,7 @@ class ChaosProxy:
             import httpx
         except ImportError:
             raise MissingExtraError("the chaos proxy", "endpoint") from None
-        self._client = make_client((upstream,), timeout=None)
+        self._client = make_client(own_connections((upstream,)), timeout=None)
         self._http_error = httpx.HTTPError
 
     @property
