@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dreamgym.models.structured import json_of
 from dreamgym.protocols import LanguageModel
 from dreamgym.types import CompletionRequest, Task
 
@@ -25,7 +25,6 @@ _LONGEST = 8_000
 """Characters of a reply; more is refused unread."""
 _TEXT_LIMIT = 2_000
 """Characters of any one text in a prompt."""
-_FENCE = re.compile(r"\A```(?:json)?\n(?P<inside>.*)\n```\Z", re.S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,11 +205,8 @@ def derived_seed(*parts: object) -> int:
 
 
 def _inside(text: str) -> str:
-    """A reply without the fence that chat models put around JSON; an overlong one is nothing."""
-    if len(text) > _LONGEST:
-        return ""
-    fenced = _FENCE.match(text.strip())
-    return fenced["inside"] if fenced else text
+    """The JSON in a reply; an overlong one is nothing."""
+    return json_of(text) if len(text) <= _LONGEST else ""
 
 
 def _quoted(text: str) -> str:

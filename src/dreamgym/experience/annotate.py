@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotations import AnnotationStore
+from dreamgym.models.structured import json_of
 from dreamgym.protocols import LanguageModel, Teacher
 from dreamgym.types import (
     Annotation,
@@ -37,7 +38,6 @@ from dreamgym.types import (
 
 _LONGEST = 200_000
 """Characters of a reply; more is refused unread."""
-_FENCE = re.compile(r"\A```(?:json)?\n(?P<inside>.*)\n```\Z", re.S)
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 _Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
@@ -304,10 +304,8 @@ def _schema(first: int, count: int) -> dict[str, JsonValue]:
 def _parse(text: str, first: int, count: int) -> _Explanation:
     if len(text) > _LONGEST:
         raise _MisfitError(f"expected at most {_LONGEST} characters, got {len(text)}")
-    text = text.strip()
-    fenced = _FENCE.match(text)
     try:
-        explanation = _Explanation.model_validate_json(fenced["inside"] if fenced else text)
+        explanation = _Explanation.model_validate_json(json_of(text))
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)[:5]
         told = (f"{'.'.join(map(str, p['loc'])) or 'reply'}: {p['msg']}" for p in problems)

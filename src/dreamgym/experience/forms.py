@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.conclude import Told
 from dreamgym.experience.sheet import touched
+from dreamgym.models.structured import json_of
 from dreamgym.types import (
     Change,
     Demonstration,
@@ -37,7 +38,6 @@ _LONGEST = 200_000
 _LONGEST_ACTION = 2_000
 _MOST_FACTS = 300
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
-_FENCE = re.compile(r"\A```(?:json)?\n(?P<inside>.*)\n```\Z", re.S)
 _THOUGHT = re.compile(r"\A\s*(?:<think>)?(?P<thought>(?:(?!<think>).)*?)</think>", re.S)
 _OBSERVATION = re.compile(r"<predicted_observation>(.*?)</predicted_observation>", re.S | re.I)
 _MARK = "**Environment Observation:**"
@@ -382,9 +382,8 @@ def parsed(form: type[_M], text: str) -> _M:
         EpisodeFailedError: `PARSE_ERROR`, with what was expected and what is wrong.
     """
     _, said = _thought_and_rest(text)
-    fenced = _FENCE.match(said.strip())
     try:
-        return form.model_validate_json(fenced["inside"] if fenced else said.strip())
+        return form.model_validate_json(json_of(said))
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)[:5]
         told = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'reply'}: {p['msg']}" for p in problems)

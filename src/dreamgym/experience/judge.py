@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.models.structured import json_of
 from dreamgym.protocols import LanguageModel
 from dreamgym.types import CompletionRequest, FailureKind, Task, Transition
 
@@ -118,7 +119,7 @@ def parse_scores(text: str) -> Scores:
     problem = f"more than {_LONGEST} characters"
     if len(text) <= _LONGEST:
         try:
-            return Scores.model_validate_json(text)
+            return Scores.model_validate_json(json_of(text))
         except (ValidationError, UnicodeEncodeError) as error:
             problem = str(error).splitlines()[0]
     raise EpisodeFailedError(
