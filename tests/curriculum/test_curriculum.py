@@ -259,3 +259,14 @@ async def test_the_pool_of_a_run_can_be_listed_and_shown(
     wrong = dreamgym("tasks", "show", tmp_path, name[:-1])
     assert wrong.returncode == 2
     assert "did you mean" in " ".join(wrong.stderr.split())
+
+
+def test_a_task_that_few_worlds_allow_begins_in_the_one_it_was_let_in_with(
+    recorded: Sequence[Trajectory], seeds: list[Task]
+) -> None:
+    sheets = [each.sheet for each in recorded if each.sheet is not None]
+    allowed = DrawnWorlds(sheets, lambda task, sheet: True)(seeds[0])
+    rare = DrawnWorlds(sheets, lambda task, sheet: sheet == allowed)
+    assert [rare(seeds[0], seed) for seed in (1, 2)] == [None, None]
+    begins = [rare.beginning(seeds[0], seed) for seed in (0, 1, 2)]
+    assert [each.sheet if each else None for each in begins] == [allowed] * 3
