@@ -87,7 +87,7 @@ PLACES = {
         ),
         warm_start_steps=250,
         unseen="valid_unseen",
-        real_steps=32_000,
+        real_steps=48_000,  # ten updates of 96 episodes, none longer than 50 steps
         steps=10,
     ),
 }

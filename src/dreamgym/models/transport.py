@@ -2,14 +2,17 @@
 
 httpx's own pool looks at every connection for every request, and its requests and responses cost as
 much again as h11 (docs/decisions/0009-endpoints.md). So what is sent thousands of times goes to `post`, and
-httpx does the rest, and everything where the environment names a proxy.
+httpx does the rest, and everything where the environment names a proxy. `post` reads a reply of the plainest
+form without h11 too; at the first sign of anything else h11 gets all that has come.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -36,11 +39,14 @@ class Reply:
     body: bytes
 
 
+_Exchanged = tuple[Reply, bool]
+"""A reply, and whether its connection can be used again."""
+
+
 class _Line:
     """One connection."""
 
-    def __init__(self, h11: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.state = h11.Connection(h11.CLIENT)
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
 
@@ -64,7 +70,8 @@ class LeanTransport:
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url = request.url
         place = (url.scheme, url.raw_host.decode(), url.port or 0)
-        reply = await self._sent(place, request.method, url.raw_path, request.headers.raw, request.content)
+        head = self._h11.Request(method=request.method, target=url.raw_path, headers=request.headers.raw)
+        reply = await self._on_a_line(place, lambda line: self._exchange(line, head, request.content))
         return self._httpx.Response(reply.status, headers=reply.headers, content=reply.body)
 
     async def post(self, url: str, content: bytes, headers: Headers) -> Reply:
@@ -79,21 +86,19 @@ class LeanTransport:
         """
         place, path, host = _target(url)
         whole = [(b"host", host), (b"content-length", b"%d" % len(content)), *headers]
-        return await self._sent(place, "POST", path, whole, content)
+        return await self._on_a_line(place, lambda line: self._posted(line, path, whole, content))
 
-    async def _sent(self, place: _Place, method: str, path: bytes, headers: Headers, content: bytes) -> Reply:
+    async def _on_a_line(self, place: _Place, exchange: Callable[[_Line], Awaitable[_Exchanged]]) -> Reply:
         line = await self._line(place)
-        head = self._h11.Request(method=method, target=path, headers=headers)
         try:
-            reply = await self._exchange(line, head, content)
+            reply, again = await exchange(line)
         except (self._h11.RemoteProtocolError, ConnectionError, ssl.SSLError) as error:
             line.writer.transport.abort()
             raise self._httpx.RemoteProtocolError(type(error).__name__) from None
         except BaseException:  # whoever was waiting has given up: what comes now would be somebody else's
             line.writer.transport.abort()
             raise
-        if line.state.our_state is self._h11.DONE and line.state.their_state is self._h11.DONE:
-            line.state.start_next_cycle()
+        if again:
             self._idle.setdefault(place, deque()).append(line)
         else:
             line.writer.transport.abort()
@@ -131,15 +136,46 @@ class LeanTransport:
                 )
         except (OSError, TimeoutError) as error:
             raise self._httpx.ConnectError(type(error).__name__) from None
-        return _Line(self._h11, reader, writer)
+        return _Line(reader, writer)
 
-    async def _exchange(self, line: _Line, head: Any, content: bytes) -> Reply:
-        h11, state = self._h11, line.state
+    async def _posted(self, line: _Line, path: bytes, headers: Headers, content: bytes) -> _Exchanged:
+        told = b"".join(b"%b: %b\r\n" % each for each in headers)
+        line.writer.write(b"POST %b HTTP/1.1\r\n%b\r\n%b" % (path, told, content))
+        await line.writer.drain()
+        received = await line.reader.read(_PIECE)
+        plain = plain_head(received)
+        if plain is None:
+            head = self._h11.Request(method="POST", target=path, headers=headers)
+            return await self._rest(line, self._state(head, content)[0], received)
+        start, length, found = plain
+        body = bytearray(received[start:])
+        while len(body) < length:
+            piece = await line.reader.read(_PIECE)
+            if not piece:
+                raise ConnectionError("closed in the middle of an answer")
+            body += piece
+        # More than was announced belongs to nobody: the answer stands, the connection does not.
+        return Reply(200, found, bytes(body[:length])), len(body) == length
+
+    async def _exchange(self, line: _Line, head: Any, content: bytes) -> _Exchanged:
+        state, told = self._state(head, content)
+        line.writer.write(told)
+        await line.writer.drain()
+        return await self._rest(line, state, await line.reader.read(_PIECE))
+
+    def _state(self, head: Any, content: bytes) -> tuple[Any, bytes]:
+        """A connection of h11's that has sent a request, and its bytes."""
+        h11 = self._h11
+        state = h11.Connection(h11.CLIENT)
         told = state.send(head)
         if content:
             told += state.send(h11.Data(data=content))
-        line.writer.write(told + state.send(h11.EndOfMessage()))
-        await line.writer.drain()
+        return state, told + state.send(h11.EndOfMessage())
+
+    async def _rest(self, line: _Line, state: Any, received: bytes) -> _Exchanged:
+        """The answer that begins with what was received, and whether the connection is good for more."""
+        h11 = self._h11
+        state.receive_data(received)
         response, body = None, bytearray()
         while True:
             event = state.next_event()
@@ -159,7 +195,31 @@ class LeanTransport:
         packed = dict(headers).get(b"content-encoding", b"identity")
         if packed != b"identity":  # we asked for plain text; a small body may unpack to a huge one
             raise self._httpx.DecodingError("packed although asked not to be")
-        return Reply(response.status_code, headers, bytes(body))
+        again = state.our_state is h11.DONE and state.their_state is h11.DONE and not state.trailing_data[0]
+        return Reply(response.status_code, headers, bytes(body)), again
+
+
+_PLAIN = re.compile(rb"HTTP/1\.1 200(?: [^\r\n]*)?\r\n((?:[\w-]+:[^\r\n\0]*\r\n){1,64})\r\n")
+_ODD = re.compile(rb"^(?:transfer-encoding|content-encoding|connection|upgrade|trailer):", re.M)
+
+
+def plain_head(received: bytes) -> tuple[int, int, Headers] | None:
+    """Where the body begins, its length, and the headers; None unless it is all there and without oddities.
+
+    >>> plain_head(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n{}")
+    (38, 2, [(b'content-length', b'2')])
+    >>> plain_head(b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n") is None
+    True
+    """
+    found = _PLAIN.match(received)
+    if found is None or _ODD.search(found[1].lower()):
+        return None
+    lines = (line.partition(b":") for line in found[1].split(b"\r\n")[:-1])
+    headers = [(name.lower(), value.strip(b" \t")) for name, _, value in lines]
+    lengths = [value for name, value in headers if name == b"content-length"]
+    if len(lengths) != 1 or not re.fullmatch(rb"[0-9]{1,7}", lengths[0]):  # 10 MB are not plain any more
+        return None
+    return found.end(), int(lengths[0]), headers
 
 
 @lru_cache(maxsize=256)
