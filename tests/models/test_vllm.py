@@ -23,7 +23,7 @@ from dreamgym.models import tiny
 from dreamgym.models.check import check_endpoint
 from dreamgym.models.endpoint import Endpoint
 from dreamgym.models.local import LocalLanguageModel
-from dreamgym.models.structured import json_of
+from dreamgym.structured import json_of
 from dreamgym.types import CompletionRequest, FailureKind
 
 pytestmark = pytest.mark.slow

@@ -83,7 +83,6 @@ async def test_a_state_cannot_pass_for_a_part_of_the_question() -> None:
     [
         "",
         "2 1 2 0",
-        f"```json\n{GOOD}\n```",
         GOOD + GOOD,
         GOOD.replace("2", "3"),
         GOOD.replace("2", "-1"),

@@ -17,8 +17,8 @@ from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dreamgym.models.structured import json_of
 from dreamgym.protocols import LanguageModel
+from dreamgym.structured import json_of
 from dreamgym.types import CompletionRequest, Task
 
 _LONGEST = 8_000

@@ -22,8 +22,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotations import AnnotationStore
-from dreamgym.models.structured import json_of
 from dreamgym.protocols import LanguageModel, Teacher
+from dreamgym.structured import json_of
 from dreamgym.types import (
     Annotation,
     Change,

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.conclude import Told
 from dreamgym.experience.sheet import touched
-from dreamgym.models.structured import json_of
+from dreamgym.structured import json_of
 from dreamgym.types import (
     Change,
     Demonstration,

@@ -17,8 +17,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.models.structured import json_of
 from dreamgym.protocols import LanguageModel
+from dreamgym.structured import json_of
 from dreamgym.types import CompletionRequest, FailureKind, Task, Transition
 
 RUBRICS = ("consistency", "diversity", "informativeness", "hallucination")

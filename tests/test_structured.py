@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dreamgym.curriculum.authors import parse_variations
 from dreamgym.experience.judge import parse_scores
-from dreamgym.models.structured import json_of
+from dreamgym.structured import json_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
