@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -203,7 +204,7 @@ def main() -> None:
         "step": f"{shape.tasks} tasks x {shape.group} episodes x {shape.turns} turns",
         "rounds": rounds,
         "steps": steps,
-        "dream": asyncio.run(dreams(model, tokenizer, steps, quick=arguments.quick)),
+        "dream": asyncio.run(dreams(model, tokenizer, rounds, steps, quick=arguments.quick)),
         "growth": growth(model, tokenizer, steps, quick=arguments.quick),
         "against_trl": against_trl(model, tokenizer, shape, rounds, steps),
     }
@@ -340,16 +341,27 @@ class Threads:
         return found
 
 
-async def dreams(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick: bool) -> dict[str, Any]:
-    """Stages of a step in the dream, with replay buffers of several sizes."""
+async def dreams(
+    model: Callable[[], Any], tokenizer: Any, rounds: int, steps: int, *, quick: bool
+) -> dict[str, Any]:
+    """Stages of a step in the dream, with replay buffers of several sizes in turn; medians of rounds."""
     sizes = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
-    names, household = list(Stages.__dataclass_fields__), Household()
-    found: dict[str, Any] = {}
-    for size in sizes:
-        stages = await dreamt(model, tokenizer, household, size, steps)
-        found[str(size)] = {name: round(1000 * getattr(stages, name) / steps, 1) for name in names}
-        tell(f"dream, {size} rows", found[str(size)])
-    return found
+    household = Household()
+    found: dict[int, list[Stages]] = {size: [] for size in sizes}
+    for number in range(rounds):
+        for size in sizes if number % 2 == 0 else reversed(sizes):
+            found[size].append(await dreamt(model, tokenizer, household, size, steps))
+            tell(f"dream, {size} rows, round {number}", found[size][-1])
+
+    def median(each: list[Stages], of: Callable[[Stages], float]) -> float:
+        return round(1000 * statistics.median(of(stages) for stages in each) / steps, 1)
+
+    names = list(Stages.__dataclass_fields__)
+    return {
+        str(size): {name: median(each, attrgetter(name)) for name in names}
+        | {"all": median(each, lambda stages: sum(getattr(stages, name) for name in names))}
+        for size, each in found.items()
+    }
 
 
 async def dreamt(
@@ -474,7 +486,7 @@ def table(result: dict[str, Any]) -> str:
         lines += ["", f"{what:<12}{'rollout ms / turn':>20}{'update ms / turn':>20}"]
         for size, told in sizes.items():
             lines.append(f"{size:<12}{told['rollout_ms_per_turn']:>20}{told['update_ms_per_turn']:>20}")
-    stages = list(Stages.__dataclass_fields__)
+    stages = [*Stages.__dataclass_fields__, "all"]
     lines += ["", "CPU ms of a step in the dream, by stage"]
     lines.append(f"{'buffer rows':<12}" + "".join(f"{name.replace('_', ' '):>18}" for name in stages))
     for size, told in result["dream"].items():

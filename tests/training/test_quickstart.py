@@ -77,6 +77,7 @@ def test_every_world_has_a_plan_whose_usual_minutes_leave_time_to_practise(tmp_p
         progress = Progress(tmp_path / env, Plan.of(15, 0, env))
         before = sum(seconds for stage, seconds in progress.expected().items() if stage != "practice")
         assert before < 12 * 60
+        assert 12 * 60 < sum(progress.expected().values()) <= 15 * 60
     with pytest.raises(ConfigError, match="knows alfworld, textworld"):
         Plan.of(15, 0, "moon")
 

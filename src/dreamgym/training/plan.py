@@ -352,8 +352,9 @@ class Progress:
             if stage not in self.results:
                 lanes = _LANES if stage == "learn" else ((stage,),)
                 found[stage] = max(map(self._left, lanes))
-        if "practice" in found and "learn" in self.results:  # by now the minutes that are left are known
-            found["practice"] = min(found["practice"], self.plan.preparing + self.left_for("practice"))
+        if "practice" in found:  # no more than the minutes asked for leave to it
+            left = self.left_for("practice") - found.get("collect", 0.0) - found.get("learn", 0.0)
+            found["practice"] = min(found["practice"], self.plan.preparing + max(1.0, left))
         return found
 
     def _left(self, stages: Sequence[str]) -> float:
