@@ -96,10 +96,11 @@ def test_a_short_form_promises_no_less_than_the_keys_hold(rows: Rows) -> None:
     sketch = sketches(rows)[0]
     assert sketch is not None
     queries = near_a_plane(np.random.default_rng(4), 20)
-    promised = sketch.rows @ sketch.columns(queries)
+    promised = np.empty((BLOCK_ROWS, len(queries)), np.float32)
+    sketch.bounds(slice(0, BLOCK_ROWS), queries, promised)
     held = rows.keys[:BLOCK_ROWS].astype(np.float64) @ queries.T
     assert (promised >= held - 4e-6).all()
-    assert sketch.rows.shape == (BLOCK_ROWS, COLUMNS)
+    assert sketch.nbytes == 4 * BLOCK_ROWS * COLUMNS
 
 
 def test_keys_that_lie_near_no_plane_are_read_as_they_are() -> None:

@@ -10,7 +10,7 @@ are mostly left alone: their short forms (`sketch`) rule out nearly all rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -39,6 +39,7 @@ _NEVER: Final = np.float32(-np.inf)
 
 Hit: TypeAlias = tuple[float, int]
 """(similarity, number of the row in the log)"""
+_Which: TypeAlias = slice | npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ class Partition:
     def nbytes(self) -> int:
         rows = self._last - self._first // BLOCK_ROWS * BLOCK_ROWS
         with self._lock:
-            short = sum(block.sketch.rows.nbytes for block in self._blocks if block.sketch is not None)
+            short = sum(block.sketch.nbytes for block in self._blocks if block.sketch is not None)
         return rows * (4 * self.dimension + 32) + short
 
     def append(
@@ -258,7 +259,11 @@ class _Race:
     def enter(self, span: Span) -> None:
         if span.block.sketch is not None and self._enter_short(span, span.block.sketch):
             return
-        scores, rows = self._score(span, span.block.keys, self._columns)
+
+        def multiply(which: _Which, out: npt.NDArray[np.float32]) -> None:
+            np.matmul(span.block.keys[which], self._columns, out=out)
+
+        scores, rows = self._score(span, multiply)
         if not len(scores):
             return
         maxima = self._grouped(scores).max(axis=0)
@@ -269,7 +274,11 @@ class _Race:
 
     def _enter_short(self, span: Span, sketch: Sketch) -> bool:
         """Enter only the rows whose short forms promise enough; False if those are too many."""
-        bounds, rows = self._score(span, sketch.rows, sketch.columns(self._queries.keys))
+
+        def bound(which: _Which, out: npt.NDArray[np.float32]) -> None:
+            sketch.bounds(which, self._queries.keys, out)
+
+        bounds, rows = self._score(span, bound)
         if not len(bounds):
             return True
         maxima = self._grouped(bounds).max(axis=0)
@@ -339,24 +348,22 @@ class _Race:
         return rank(spans, self._queries, found.query, found.ordinal, self._k)
 
     def _score(
-        self, span: Span, keys: npt.NDArray[np.float32], columns: npt.NDArray[np.float32]
+        self, span: Span, multiply: Callable[[_Which, npt.NDArray[np.float32]], None]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.intp] | None]:
-        """(scores by the block's `keys`, long or short; their rows of the block, or None for all alive)."""
+        """(scores as `multiply` makes them; their rows of the block, or None for all alive)."""
         block, alive = span.block, slice(span.start, span.stop)
         rows: npt.NDArray[np.intp] | None = None
         forbidden: npt.NDArray[np.bool_] | None = None
-        whole, keys = keys, keys[alive]
         if self._queries.min_reward is not None:
             allowed = block.rewards[alive] >= self._queries.min_reward
             # Copying the survivors together pays when many queries share the copy, or when they are few.
             if np.count_nonzero(allowed) < len(allowed) * (0.7 if len(self._queries) >= 16 else 0.1):
                 rows = np.flatnonzero(allowed) + span.start
-                keys = whole[rows]
             else:
                 forbidden = ~allowed
-        count = len(keys)
+        count = len(span) if rows is None else len(rows)
         scores = self._work[: -(-count // self._groups) * self._groups]
-        np.matmul(keys, columns, out=scores[:count])
+        multiply(alive if rows is None else rows, scores[:count])
         scores[count:] = _NEVER
         if forbidden is not None:
             scores[:count][forbidden] = _NEVER
