@@ -17,12 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dreamgym.protocols import Keys
+from dreamgym.replay.blocks import BLOCK_ROWS, Queries
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.encode import restore_keys, round_keys
 from dreamgym.replay.index import MemoryView
 from dreamgym.replay.lists import FEW_ROWS, Lists
 from dreamgym.replay.log import Addition, Record, records
-from dreamgym.replay.partition import BLOCK_ROWS, Partition, Queries
+from dreamgym.replay.partition import Partition
 from dreamgym.replay.sqlite import SqliteLog
 from dreamgym.types import RetrievalFilter, Source
 

@@ -9,8 +9,9 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 from dreamgym.protocols import Keys
-from dreamgym.replay.partition import BLOCK_ROWS, Hit, Partition, Queries
-from dreamgym.replay.sketch import COLUMNS, Sketch
+from dreamgym.replay.blocks import BLOCK_ROWS, Hit, Queries
+from dreamgym.replay.partition import Partition
+from dreamgym.replay.sketch import COLUMNS, PAGE_ROWS, Page
 from dreamgym.replay.threads import one_thread
 
 DIMENSION = 160
@@ -59,12 +60,56 @@ def rows() -> Rows:
     return Rows(near_a_plane(np.random.default_rng(0), ROWS))
 
 
-def sketches(rows: Rows) -> list[Sketch | None]:
-    return [span.block.sketch for span in rows.partition.spans()]
+def pages(rows: Rows) -> list[Page | None]:
+    return [page for span in rows.partition.spans() for page in span.block.pages]
 
 
-def test_full_blocks_have_short_forms_and_the_last_one_not_yet(rows: Rows) -> None:
-    assert [sketch is not None for sketch in sketches(rows)] == [True, True, False]
+def test_full_pages_have_short_forms_in_one_plane_and_the_last_rows_not_yet(rows: Rows) -> None:
+    found = pages(rows)
+    assert len(found) == ROWS // PAGE_ROWS
+    assert len({page.plane for page in found if page is not None}) == 1
+    assert None not in found
+
+
+def test_rows_that_come_one_by_one_are_shortened_as_those_that_come_together(rows: Rows) -> None:
+    slowly = Partition(DIMENSION)
+    for start in range(0, ROWS, 1000):
+        part = slice(start, start + 1000)
+        numbers = np.arange(ROWS)[part]
+        slowly.append(numbers + 1, rows.keys[part], rows.trajectories[part], numbers, rows.rewards[part])
+    both = zip(pages(rows), (page for span in slowly.spans() for page in span.block.pages), strict=True)
+    for one, other in both:
+        assert one is not None
+        assert other is not None
+        assert np.array_equal(one.columns, other.columns)
+
+
+def test_keys_of_another_world_get_a_plane_of_their_own_and_all_are_found() -> None:
+    one, other = (near_a_plane(np.random.default_rng(seed), PAGE_ROWS) for seed in (6, 7))
+    noise = unit(np.random.default_rng(8).normal(size=(PAGE_ROWS, DIMENSION)).astype(np.float32))
+    rows = Rows(np.concatenate([one, noise, other, one[:100]]))
+    first, none, second = pages(rows)
+    assert first is not None
+    assert second is not None
+    assert none is None
+    assert first.plane is not second.plane
+    keys = np.concatenate([one[:3], noise[:3], other[:3]])
+    nobody = np.zeros(len(keys), np.int64)
+    found = rows.partition.search(Queries(keys=keys, trajectories=nobody, tasks=nobody, min_reward=None), 4)
+    for key, hits in zip(keys, found, strict=True):
+        assert [seq for _, seq in hits] == [seq for _, seq in rows.by_definition(key, 0, None, 4, 0)]
+
+
+def test_a_state_met_thousands_of_times_comes_back_oldest_first() -> None:
+    keys = near_a_plane(np.random.default_rng(9), 2 * PAGE_ROWS + 100)
+    keys[50::2] = keys[10]
+    rows = Rows(keys)
+    asked = np.concatenate([keys[10:11], keys[:20]])
+    own = np.zeros(len(asked), np.int64)
+    own[0] = rows.trajectories[10]
+    queries = Queries(keys=asked, trajectories=own, tasks=np.zeros_like(own), min_reward=None)
+    for key, mine, hits in zip(asked, own, rows.partition.search(queries, 8), strict=True):
+        assert [seq for _, seq in hits] == [s for _, s in rows.by_definition(key, int(mine), None, 8, 0)]
 
 
 @pytest.mark.parametrize(("together", "least", "k"), product((1, 5, 20), (None, 0.3, 0.95), (1, 8)))
@@ -93,20 +138,19 @@ def test_evicted_rows_are_not_found_by_their_short_forms() -> None:
 
 
 def test_a_short_form_promises_no_less_than_the_keys_hold(rows: Rows) -> None:
-    sketch = sketches(rows)[0]
-    assert sketch is not None
+    page = pages(rows)[1]
+    assert page is not None
     queries = near_a_plane(np.random.default_rng(4), 20)
-    promised = np.empty((BLOCK_ROWS, len(queries)), np.float32)
-    sketch.bounds(slice(0, BLOCK_ROWS), queries, promised)
-    held = rows.keys[:BLOCK_ROWS].astype(np.float64) @ queries.T
+    promised = page.plane.shorten(queries) @ page.columns
+    held = queries.astype(np.float64) @ rows.exact[PAGE_ROWS : 2 * PAGE_ROWS].T
     assert (promised >= held - 4e-6).all()
-    assert sketch.nbytes == 4 * BLOCK_ROWS * COLUMNS
+    assert page.nbytes == 4 * PAGE_ROWS * COLUMNS
 
 
 def test_keys_that_lie_near_no_plane_are_read_as_they_are() -> None:
     rng = np.random.default_rng(5)
-    rows = Rows(unit(rng.normal(size=(BLOCK_ROWS, 400)).astype(np.float32)))
-    assert sketches(rows) == [None]
+    rows = Rows(unit(rng.normal(size=(PAGE_ROWS, 400)).astype(np.float32)))
+    assert pages(rows) == [None]
 
 
 def test_searches_keep_numpys_own_threads_at_rest_and_leave_them_as_they_were() -> None:

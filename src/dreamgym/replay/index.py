@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from dreamgym.errors import MissingExtraError
 from dreamgym.protocols import Keys
+from dreamgym.replay.blocks import Hit, Queries, best_of, code_of
 from dreamgym.replay.lists import FEW_ROWS, Lists, ListsBuilder, lists_recall, load_faiss
 from dreamgym.replay.log import CHUNK_ROWS, Chunk, TransitionLog
-from dreamgym.replay.partition import Hit, Partition, Queries, best_of, code_of
+from dreamgym.replay.partition import Partition
 from dreamgym.replay.threads import one_thread
 from dreamgym.types import RetrievalFilter, Source
 

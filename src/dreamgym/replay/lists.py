@@ -21,17 +21,9 @@ import numpy.typing as npt
 
 from dreamgym.errors import MissingExtraError
 from dreamgym.protocols import Keys
-from dreamgym.replay.partition import (
-    BLOCK_ROWS,
-    Excluded,
-    Hit,
-    Partition,
-    Queries,
-    Span,
-    best_of,
-    rank,
-    search_spans,
-)
+from dreamgym.replay.blocks import BLOCK_ROWS, Hit, Queries, Span, best_of
+from dreamgym.replay.partition import Partition
+from dreamgym.replay.race import Excluded, rank, search_spans
 
 FEW_ROWS: Final = 5000
 """So many survivors of a filter are scanned exactly: that is as quick, and certain."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dreamgym.protocols import Keys
+from dreamgym.replay.blocks import Hit, best_of
 from dreamgym.replay.encode import round_keys
 from dreamgym.replay.index import SOURCES, limit_of
 from dreamgym.replay.log import TransitionLog
-from dreamgym.replay.partition import Hit, best_of
 from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors
 from dreamgym.types import RetrievalFilter, Source
 

@@ -1,0 +1,82 @@
+"""How the rows of one environment and source lie in memory: columns, in blocks, in the order of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dreamgym.protocols import Keys
+from dreamgym.replay.sketch import PAGE_ROWS, Page
+
+BLOCK_ROWS: Final = 4 * PAGE_ROWS
+
+Hit: TypeAlias = tuple[float, int]
+"""(similarity, number of the row in the log)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queries:
+    """Queries that share a smallest reward. A code is the `code_of` of an id to leave out, or 0 for none."""
+
+    keys: Keys
+    trajectories: npt.NDArray[np.int64]
+    tasks: npt.NDArray[np.int64]
+    min_reward: float | None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def code_of(name: str) -> int:
+    """A number for an id within this process; 0 means no id. Two ids share one with a chance of 1 in 2⁶¹."""
+    return hash(name) or 1
+
+
+@dataclass(slots=True)
+class Block:
+    """Columns of up to `BLOCK_ROWS` rows; the memory is only taken as rows arrive."""
+
+    keys: Keys
+    seqs: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(BLOCK_ROWS, np.int64))
+    trajectories: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(BLOCK_ROWS, np.int64))
+    tasks: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(BLOCK_ROWS, np.int64))
+    rewards: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(BLOCK_ROWS, np.float64))
+    pages: tuple[Page | None, ...] = ()
+    """Short forms of its keys, as far as pages are full; None where the keys do not allow any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of a block that are alive."""
+
+    block: Block
+    start: int
+    stop: int
+    ordinal: int
+    """How many rows of the partition were ever stored before this block."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def keys_at(spans: Sequence[Span], ordinals: npt.NDArray[np.intp]) -> Keys:
+    """The keys of rows that are given in order; the spans are those of blocks in a row."""
+    block = (ordinals - spans[0].ordinal) // BLOCK_ROWS
+    if len(ordinals) and block[0] == block[-1]:
+        only: Keys = spans[block[0]].block.keys[ordinals % BLOCK_ROWS]
+        return only
+    keys = np.empty((len(ordinals), spans[0].block.keys.shape[1]), np.float32)
+    edges = np.searchsorted(block, np.arange(len(spans) + 1)).tolist()
+    for span, start, stop in zip(spans, edges, edges[1:], strict=False):
+        if start < stop:
+            keys[start:stop] = span.block.keys[ordinals[start:stop] - span.ordinal]
+    return keys
+
+
+def best_of(hits: list[Hit], k: int) -> list[Hit]:
+    """The k best, by similarity and then by age."""
+    return sorted(hits, key=lambda hit: (-hit[0], hit[1]))[:k]
