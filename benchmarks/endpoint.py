@@ -8,8 +8,15 @@ asked the same questions by
 - our endpoint (governor, metering, strict parsing, deadlines), cache off;
 - httpx used plainly: one client, one gather; and the `openai` client if it is installed.
 Beside it, the same weights in this process without any HTTP. The CPU time is that of the asking process
-alone. Memory: our endpoint against a server that answers at once, resident size at the end against that
-after a quarter.
+alone, whose garbage collector is kept from what is loaded, for everybody, as `dreamgym train` does.
+
+Speed on a shared machine swings by a tenth from second to second. So the load generator and our endpoint
+are asked many times for short, in a round as A B B A, in the next as B A A B: a ratio is that of a round,
+and told is the median of rounds, with the interval that 95% of resampled medians lie in. How the load
+generator does against itself in the same rounds tells what to make of it.
+
+Memory: our endpoint against a server that answers at once, resident size at the end against that after a
+quarter.
 """
 
 from __future__ import annotations
@@ -24,16 +31,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 
 from dreamgym.config import EndpointConfig
+from dreamgym.garbage import settled
 from dreamgym.models import tiny
 from dreamgym.models.endpoint import Endpoint
 from dreamgym.models.http_server import Answer, Asked, HttpServer
@@ -45,7 +55,13 @@ from dreamgym.types import CompletionRequest
 NAME = "served"
 WRITTEN = 16
 """Tokens of a reply."""
+RAW, OURS = "load generator", "our endpoint"
 Ask = Callable[[list[CompletionRequest]], Awaitable[Any]]
+
+
+class Run(NamedTuple):
+    seconds: float
+    cpu: float
 
 
 def main() -> None:
@@ -54,7 +70,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--in-flight", type=int, default=64)
     given = parser.parse_args()
-    rounds, count, memory = (3, 192, 2000) if given.quick else (5, 512, 20_000)
+    rounds, count, memory = (4, 128, 2000) if given.quick else (32, 256, 20_000)
     result = asyncio.run(measured(given.in_flight, rounds, count, memory))
     print(json.dumps(result, indent=2) if given.json else table(result))
 
@@ -70,7 +86,8 @@ async def measured(in_flight: int, rounds: int, count: int, memory: int) -> dict
             try:
                 url = server.stdout.readline().split()[-1]
                 asking, closing = await ways(url, in_flight, Path(folder) / "model")
-                found = await in_turns(asking, questions, rounds, count)
+                with settled():
+                    found = await in_turns(asking, questions, rounds, count)
                 for close in closing:
                     await close()
             finally:
@@ -78,15 +95,9 @@ async def measured(in_flight: int, rounds: int, count: int, memory: int) -> dict
     return {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "in_flight": in_flight,
-        "requests": rounds * count,
+        "requests_in_a_round": 2 * count,
+        "rounds": rounds,
         "ways": found,
-        "of_load_generator": {
-            name: statistics.median(
-                ours / raw
-                for ours, raw in zip(row["per_second"], found["load generator"]["per_second"], strict=True)
-            )
-            for name, row in found.items()
-        },
         "memory": await memory_of(memory, in_flight),
     }
 
@@ -136,8 +147,8 @@ async def ways(
         assert all(reply.json()["choices"] for reply in replies)
 
     asking: dict[str, Ask] = {
-        "load generator": lambda some: load(url, some, in_flight),
-        "our endpoint": by_endpoint,
+        RAW: lambda some: load(url, some, in_flight),
+        OURS: by_endpoint,
         "httpx, plainly": by_httpx,
         "in process": in_process,
     }
@@ -160,7 +171,7 @@ async def _openai(url: str) -> Ask:
 async def load(url: str, some: list[CompletionRequest], in_flight: int) -> None:
     """The least that a client can do: sockets, and a look for the end of each reply."""
     address = urlsplit(url)
-    waiting = []
+    waiting: deque[bytes] = deque()
     for request in some:
         sent = json.dumps(body(request)).encode()
         head = f"POST {address.path}/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
@@ -169,7 +180,7 @@ async def load(url: str, some: list[CompletionRequest], in_flight: int) -> None:
     async def line() -> None:
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         while waiting:
-            writer.write(waiting.pop())
+            writer.write(waiting.popleft())
             head = await reader.readuntil(b"\r\n\r\n")
             assert b" 200 " in head[:16], head
             size = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
@@ -182,19 +193,47 @@ async def load(url: str, some: list[CompletionRequest], in_flight: int) -> None:
 async def in_turns(
     asking: dict[str, Ask], questions: list[CompletionRequest], rounds: int, count: int
 ) -> dict[str, Any]:
-    """Every way answers every round's questions, in an order that moves on."""
+    """The load generator and our endpoint in every round, the others, who differ by far, in an eighth."""
     for ask in asking.values():
-        await ask(questions[:32])
-    found: dict[str, Any] = {name: {"per_second": [], "client_ms": []} for name in asking}
+        await ask(questions[:64])
+    runs: dict[str, list[Run]] = {name: [] for name in asking}
+
+    async def timed(name: str, some: list[CompletionRequest]) -> Run:
+        began, cpu = time.perf_counter(), time.process_time()
+        await asking[name](some)
+        run = Run(time.perf_counter() - began, time.process_time() - cpu)
+        runs[name].append(run)
+        return run
+
+    ratios: dict[str, list[float]] = {name: [] for name in asking}
     for number in range(rounds):
         some = questions[number * count : (number + 1) * count]
-        names = list(asking)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            began, cpu = time.perf_counter(), time.process_time()
-            await asking[name](some)
-            found[name]["per_second"].append(count / (time.perf_counter() - began))
-            found[name]["client_ms"].append((time.process_time() - cpu) / count * 1000)
-    return found
+        order = [RAW, OURS, OURS, RAW] if number % 2 else [OURS, RAW, RAW, OURS]
+        taken: dict[str, list[float]] = {RAW: [], OURS: []}
+        for name in order:
+            taken[name].append((await timed(name, some)).seconds)
+        ratios[OURS].append(sum(taken[RAW]) / sum(taken[OURS]))
+        ratios[RAW].append(taken[RAW][0] / taken[RAW][1])
+        for name in asking if number % 8 == 0 else ():
+            if name not in (RAW, OURS):
+                ratios[name].append(sum(taken[RAW]) / 2 / (await timed(name, some)).seconds)
+    return {
+        name: {
+            "per_second": [count / run.seconds for run in runs[name]],
+            "client_ms": [run.cpu / count * 1000 for run in runs[name]],
+            "of_load_generator": ratios[name],
+            "median": statistics.median(ratios[name]),
+            "interval": interval(ratios[name]),
+        }
+        for name in asking
+    }
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """Of the median, by resampling."""
+    random = Random(0)
+    medians = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[-51]
 
 
 async def memory_of(count: int, in_flight: int) -> dict[str, float]:
@@ -220,15 +259,19 @@ async def memory_of(count: int, in_flight: int) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> str:
     lines = [
-        f"{result['machine']}; {result['requests']} requests, {result['in_flight']} in flight, "
-        f"{WRITTEN} tokens each; medians of rounds, [least, most]",
+        f"{result['machine']}; {result['rounds']} rounds of {result['requests_in_a_round']} requests, "
+        f"{result['in_flight']} in flight, {WRITTEN} tokens each",
         "",
-        "asked by            requests/s              of the load generator   CPU of the asker, ms/request",
+        "asked by            requests/s [quartiles]  of the load generator    CPU of the asker, ms/request",
     ]
     for name, row in result["ways"].items():
-        rates, cpu = row["per_second"], statistics.median(row["client_ms"])
-        spread = f"{statistics.median(rates):6.0f} [{min(rates):.0f}, {max(rates):.0f}]"
-        lines.append(f"{name:18}  {spread:22}  {result['of_load_generator'][name]:20.2f}x  {cpu:12.2f}")
+        rates = sorted(row["per_second"])
+        quarter = len(rates) // 4
+        spread = f"{statistics.median(rates):6.0f} [{rates[quarter]:.0f}, {rates[-1 - quarter]:.0f}]"
+        ratio = f"{row['median']:.2f}x [{row['interval'][0]:.2f}, {row['interval'][1]:.2f}]"
+        against = " (itself)" if name == RAW else ""
+        cpu = statistics.median(row["client_ms"])
+        lines.append(f"{name:18}  {spread:22}  {ratio + against:27}  {cpu:12.2f}")
     memory = result["memory"]
     lines += ["", f"memory over {memory['requests']:,} requests: {memory['end_of_quarter']:.3f}x"]
     return "\n".join(lines)

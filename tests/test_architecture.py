@@ -9,7 +9,17 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "dreamgym"
 FILES = sorted(SOURCE.rglob("*.py"))
-FOUNDATION = ["types", "errors", "protocols", "sections", "config", "structured", "muon", "gradients"]
+FOUNDATION = [
+    "types",
+    "errors",
+    "protocols",
+    "sections",
+    "config",
+    "structured",
+    "garbage",
+    "muon",
+    "gradients",
+]
 STAGES = {"envs", "replay", "models", "experience", "rl", "curriculum"}
 HEAVY = {
     "torch", "transformers", "textworld", "alfworld", "fast_downward", "faiss", "psycopg", "pyarrow", "httpx",

@@ -91,6 +91,62 @@ async def test_whoever_gives_up_takes_the_reply_from_nobody_else() -> None:
         await endpoint.aclose()
 
 
+async def test_when_the_one_who_asks_gives_up_the_next_in_line_asks_again() -> None:
+    asked, go = 0, asyncio.Event()
+
+    async def handle(_: Asked) -> Answer:
+        nonlocal asked
+        asked += 1
+        await go.wait()
+        return Answer.json({"choices": [{"text": "mug 1", "finish_reason": "stop"}]})
+
+    server = HttpServer(handle)
+    await server.start()
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, kind="completions"))
+    hasty, *patient = (asyncio.create_task(endpoint.ask(QUESTION, role="agent")) for _ in range(4))
+    while not asked:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    hasty.cancel()
+    go.set()
+    assert {reply.text for reply in await asyncio.gather(*patient)} == {"mug 1"}
+    assert asked == 2
+    row = endpoint.spending.total
+    assert (row.sent, row.requests, row.shared) == (2, 1, 3)
+    with pytest.raises(asyncio.CancelledError):
+        await hasty
+    await endpoint.aclose()
+    await server.aclose()
+
+
+async def test_an_error_reaches_all_who_waited_for_the_same_reply() -> None:
+    async with served() as server:
+        endpoint = Endpoint("x", server.settings(model="another"))
+        found = await asyncio.gather(
+            *(endpoint.ask(QUESTION, role="agent") for _ in range(3)), return_exceptions=True
+        )
+        assert [type(each) for each in found] == [EndpointError] * 3
+        assert endpoint.spending.total.sent == 1
+        await endpoint.aclose()
+
+
+async def test_closing_leaves_nobody_waiting() -> None:
+    async def handle(_: Asked) -> Answer:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    server = HttpServer(handle)
+    await server.start()
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, concurrency=2))
+    requests = [CompletionRequest(prompt=f"{number}") for number in range(4)]  # two of them wait for a place
+    asking = [asyncio.create_task(endpoint.ask(each, role="agent")) for each in requests]
+    await asyncio.sleep(0.1)
+    await endpoint.aclose()
+    found = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 5)
+    assert [type(each) for each in found] == [EpisodeFailedError] * 4
+    assert "closed" in str(found[-1])
+    await server.aclose()
+
+
 async def test_replies_outlive_the_process_that_asked_for_them(tmp_path: Path) -> None:
     async with served() as server:
         config = validate(Config, {"endpoints": {"near": server.settings().model_dump()}})

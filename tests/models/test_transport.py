@@ -68,7 +68,7 @@ async def both_ways(pieces: list[bytes]) -> tuple[object, object]:
         client = make_client(LeanTransport(), timeout=None)  # one that meets no connection just closed
 
         async def short() -> object:
-            reply = await transport.post(url, b"", [(b"accept-encoding", b"identity")])
+            reply = await transport.post(url, b"", b"accept-encoding: identity\r\n")
             return reply.status, reply.body, told(reply.headers)
 
         async def long() -> object:
@@ -106,5 +106,5 @@ async def test_a_connection_that_says_more_than_it_announced_is_not_used_again()
         transport = LeanTransport()
         for _ in range(3):
             # Else the second would begin with what the first left, or on a connection that is closed.
-            assert (await transport.post(url, b"", [])).body == SAID
+            assert (await transport.post(url, b"", b"")).body == SAID
         await transport.aclose()

@@ -17,6 +17,7 @@ from dreamgym.cli.dream import need_models
 from dreamgym.cli.options import BaseUrl, ConfigFile, Json, Overrides, resolve
 from dreamgym.config import EndpointConfig
 from dreamgym.errors import ConfigError
+from dreamgym.garbage import settled
 
 if TYPE_CHECKING:
     from dreamgym.models.check import Finding
@@ -194,7 +195,8 @@ async def _serve(source: str, name: str, host: str, port: int, key: str) -> None
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # Windows has none
                 loop.add_signal_handler(number, stopped.set)
-        await stopped.wait()
+        with settled():
+            await stopped.wait()
     finally:
         await server.aclose()
         await local.aclose()

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from dreamgym.config import DEFAULT_KEY, EndpointConfig
 from dreamgym.errors import ConfigError, EndpointError, EpisodeFailedError, MissingExtraError
 from dreamgym.models import bounds, wire
+from dreamgym.models.flights import Flights
 from dreamgym.models.governor import Governor
 from dreamgym.models.replicas import Replica, Replicas
 from dreamgym.models.reply_cache import ReplyCache
@@ -31,15 +32,12 @@ from dreamgym.types import Completion, CompletionRequest, FailureKind
 _MALFORMED_REPLIES = 3
 """To one request in good form; a model that says nothing, greedily, will do so again."""
 _PROBE_SECONDS = 5.0
-_TOLD = [(b"accept", b"application/json"), (b"accept-encoding", b"identity"), (b"user-agent", b"dreamgym")]
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A request under way, and how many wait for it."""
-
-    task: asyncio.Task[Completion]
-    waiting: int = 0
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+"""All in ASCII: half a character, which a model may well write, has no other form on the wire."""
+_TOLD = (
+    b"accept: application/json\r\naccept-encoding: identity\r\nuser-agent: dreamgym\r\n"
+    b"content-type: application/json\r\n"
+)
 
 
 class Endpoint:
@@ -80,7 +78,8 @@ class Endpoint:
         self._replicas = Replicas(
             [base_address(url) for url in settings.urls], self.answers, pause=settings.pause_seconds
         )
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: Flights[Completion] = Flights()
+        self._closed = False
         self._sameness: dict[str, Sameness] = {}
         self._met = False
         """Whether any replica has ever said anything."""
@@ -101,27 +100,14 @@ class Endpoint:
             BudgetSpentError: it might have cost more than is left.
         """
         row = self.spending.row(role, self.name)
-        key = wire.key(request, self.settings)
-        cached = self._cache if request.temperature == 0 or self.settings.seeded else None
-        if cached is not None and (known := cached.get(key)) is not None:
+        cache = self._cache if request.temperature == 0 or self.settings.seeded else None
+        key = None if cache is None else wire.key(request, self.settings)
+        if cache is not None and key is not None and (known := cache.get(key)) is not None:
             row.cache_hits += 1
             return known
-        flight = self._flights.get(key)
-        if flight is None:
-            flying = self._fly(request, key, row, cached, role)
-            flight = self._flights[key] = _Flight(asyncio.create_task(flying))
-        else:
-            row.shared += 1
-        flight.waiting += 1
-        try:
-            # Not the task itself: whoever gives up must not take the reply from the others.
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.waiting -= 1
-            if not flight.waiting:
-                flight.task.cancel()  # does nothing to one that is done
-            if (not flight.waiting or flight.task.done()) and self._flights.get(key) is flight:
-                del self._flights[key]
+        same = wire.sameness(request)
+        row.shared += same in self._flights
+        return await self._flights.join(same, lambda: self._fly(request, row, role, cache, key))
 
     async def reach(self) -> None:
         """Wait until some replica shows that it is there; at once if one ever has.
@@ -176,14 +162,15 @@ class Endpoint:
         return raw
 
     async def _posted(self, url: str, sent: Mapping[str, Any]) -> Reply:
-        # All in ASCII: half a character, which a model may well write, has no other form on the wire.
-        content = json.dumps(sent, separators=(",", ":"), allow_nan=False).encode()
-        headers = {"content-type": "application/json", **self._headers()}
+        content = _JSON.encode(sent).encode()
         if self._connections is None:
+            headers = {"content-type": "application/json", **self._headers()}
             reply = await self._client.post(url, content=content, headers=headers)
             return Reply(reply.status_code, reply.headers.raw, reply.content)
-        plain = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        return await self._connections.post(url, content, [*_TOLD, *plain])
+        key = _key(self.settings).encode()
+        return await self._connections.post(
+            url, content, b"%bauthorization: Bearer %b\r\n" % (_TOLD, key) if key else _TOLD
+        )
 
     async def models(self) -> Any:
         """What ``GET /models`` of the first replica that is up tells."""
@@ -192,15 +179,13 @@ class Endpoint:
         return reply.json() if reply.status_code == 200 else None
 
     async def aclose(self) -> None:
-        """May be called twice."""
-        for flight in list(self._flights.values()):
-            flight.task.cancel()
-        await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
+        """Whoever still waits gets an error. May be called twice."""
+        self._closed = True
         await self._replicas.aclose()
         await self._client.aclose()
 
     async def _fly(
-        self, request: CompletionRequest, key: bytes, row: Spent, cache: ReplyCache | None, role: str
+        self, request: CompletionRequest, row: Spent, role: str, cache: ReplyCache | None, key: bytes | None
     ) -> Completion:
         completion = await self._attempts(request, row)
         if completion.finish_reason == "length" and request.schema and self._bounds:
@@ -209,7 +194,7 @@ class Endpoint:
             completion = await self._attempts(request, row, characters)
         same = self._sameness.setdefault(role, Sameness(role, self.name))
         row.repeated += same.seen(request.prompt, completion.text)
-        if cache is not None:
+        if cache is not None and key is not None:
             cache.put(key, completion)
         return completion
 
@@ -241,6 +226,8 @@ class Endpoint:
         used: int | None = None
         admission = await self._governor.admit(prompt + reply)
         try:
+            if self._closed:
+                raise AttemptFailedError(FailureKind.SERVER_DOWN, "this endpoint is closed", again=False)
             effort.begin(self.settings.deadline_seconds)
             await self.spending.reserve(most)
             try:
@@ -300,7 +287,7 @@ class Endpoint:
             return
         effort.failures += 1
         effort.malformed += error.kind is FailureKind.PARSE_ERROR and not error.server_at_fault
-        if not error.again or effort.failures >= self.settings.attempts:
+        if not error.again or self._closed or effort.failures >= self.settings.attempts:
             raise error
         if effort.malformed >= _MALFORMED_REPLIES:
             raise error

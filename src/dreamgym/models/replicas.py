@@ -50,6 +50,8 @@ class Replicas:
 
     async def pick(self, avoid: Replica | None = None) -> Replica:
         """The one with the least to do, another than `avoid` where there is one; waits while none is up."""
+        if len(self._all) == 1 and self._some_up.is_set():
+            return self._all[0]
         await self._some_up.wait()
         able = [replica for replica in self._all if replica.up.is_set()]
         others = [replica for replica in able if replica is not avoid]

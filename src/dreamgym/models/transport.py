@@ -65,6 +65,7 @@ class LeanTransport:
         self._h11 = h11
         self._httpx = httpx
         self._idle: dict[_Place, deque[_Line]] = {}
+        self._busy: set[_Line] = set()
         self._ssl: ssl.SSLContext | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -74,22 +75,23 @@ class LeanTransport:
         reply = await self._on_a_line(place, lambda line: self._exchange(line, head, request.content))
         return self._httpx.Response(reply.status, headers=reply.headers, content=reply.body)
 
-    async def post(self, url: str, content: bytes, headers: Headers) -> Reply:
+    async def post(self, url: str, content: bytes, headers: bytes) -> Reply:
         """Without httpx's requests and responses, but with its errors.
 
         Args:
-            headers: in lower case, without host and length.
+            headers: whole lines, in lower case, without host and length.
 
         Raises:
             httpx.TransportError: no connection, or it broke.
             httpx.DecodingError: the body is packed or huge.
         """
         place, path, host = _target(url)
-        whole = [(b"host", host), (b"content-length", b"%d" % len(content)), *headers]
-        return await self._on_a_line(place, lambda line: self._posted(line, path, whole, content))
+        head = b"host: %b\r\ncontent-length: %d\r\n%b" % (host, len(content), headers)
+        return await self._on_a_line(place, lambda line: self._posted(line, path, head, content))
 
     async def _on_a_line(self, place: _Place, exchange: Callable[[_Line], Awaitable[_Exchanged]]) -> Reply:
         line = await self._line(place)
+        self._busy.add(line)
         try:
             reply, again = await exchange(line)
         except (self._h11.RemoteProtocolError, ConnectionError, ssl.SSLError) as error:
@@ -98,6 +100,8 @@ class LeanTransport:
         except BaseException:  # whoever was waiting has given up: what comes now would be somebody else's
             line.writer.transport.abort()
             raise
+        finally:
+            self._busy.discard(line)
         if again:
             self._idle.setdefault(place, deque()).append(line)
         else:
@@ -105,9 +109,9 @@ class LeanTransport:
         return reply
 
     async def aclose(self) -> None:
-        for lines in self._idle.values():
-            for line in lines:
-                line.writer.transport.abort()
+        """Whoever still waits for a reply gets an error."""
+        for line in [*self._busy, *(line for lines in self._idle.values() for line in lines)]:
+            line.writer.transport.abort()
         self._idle.clear()
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
@@ -138,13 +142,14 @@ class LeanTransport:
             raise self._httpx.ConnectError(type(error).__name__) from None
         return _Line(reader, writer)
 
-    async def _posted(self, line: _Line, path: bytes, headers: Headers, content: bytes) -> _Exchanged:
-        told = b"".join(b"%b: %b\r\n" % each for each in headers)
+    async def _posted(self, line: _Line, path: bytes, told: bytes, content: bytes) -> _Exchanged:
         line.writer.write(b"POST %b HTTP/1.1\r\n%b\r\n%b" % (path, told, content))
         await line.writer.drain()
         received = await line.reader.read(_PIECE)
         plain = plain_head(received)
         if plain is None:
+            lines = (each.partition(b": ") for each in told.split(b"\r\n")[:-1])
+            headers = [(name, value) for name, _, value in lines]
             head = self._h11.Request(method="POST", target=path, headers=headers)
             return await self._rest(line, self._state(head, content)[0], received)
         start, length, found = plain
@@ -199,8 +204,12 @@ class LeanTransport:
         return Reply(response.status_code, headers, bytes(body)), again
 
 
-_PLAIN = re.compile(rb"HTTP/1\.1 200(?: [^\r\n]*)?\r\n((?:[\w-]+:[^\r\n\0]*\r\n){1,64})\r\n")
-_ODD = re.compile(rb"^(?:transfer-encoding|content-encoding|connection|upgrade|trailer):", re.M)
+_PLAIN = re.compile(
+    rb"HTTP/1\.1 200(?: [^\r\n]*)?\r\n"
+    rb"((?:(?!transfer-encoding|content-encoding|connection|upgrade|trailer)[\w-]+:[^\r\n\0]*\r\n){1,64})\r\n",
+    re.IGNORECASE,
+)
+_LENGTH = re.compile(rb"(?:^|\n)content-length:[ \t]*([^\r]*?)[ \t]*\r", re.IGNORECASE)
 
 
 def plain_head(received: bytes) -> tuple[int, int, Headers] | None:
@@ -212,14 +221,13 @@ def plain_head(received: bytes) -> tuple[int, int, Headers] | None:
     True
     """
     found = _PLAIN.match(received)
-    if found is None or _ODD.search(found[1].lower()):
+    if found is None:
+        return None
+    lengths = _LENGTH.findall(found[1])
+    if len(lengths) != 1 or not lengths[0].isdigit() or len(lengths[0]) > 7:  # 10 MB are not plain any more
         return None
     lines = (line.partition(b":") for line in found[1].split(b"\r\n")[:-1])
-    headers = [(name.lower(), value.strip(b" \t")) for name, _, value in lines]
-    lengths = [value for name, value in headers if name == b"content-length"]
-    if len(lengths) != 1 or not re.fullmatch(rb"[0-9]{1,7}", lengths[0]):  # 10 MB are not plain any more
-        return None
-    return found.end(), int(lengths[0]), headers
+    return found.end(), int(lengths[0]), [(name.lower(), value.strip(b" \t")) for name, _, value in lines]
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -103,6 +104,16 @@ def body(
         named = {"name": "reply", "schema": schema, "strict": True}
         sent["response_format"] = {"type": "json_schema", "json_schema": named}
     return sent | settings.extra
+
+
+def sameness(request: CompletionRequest) -> Hashable:
+    """The same for requests to one endpoint that must get the same reply; quick, and of this process."""
+    schema = request.schema and json.dumps(dict(request.schema), sort_keys=True, default=dict)
+    return (
+        *(request.system, request.turns, request.prompt, request.prompt_token_ids, request.max_tokens),
+        *(request.temperature, request.top_p, request.stop, request.choices, schema),
+        request.seed if request.temperature > 0 else 0,
+    )
 
 
 def key(request: CompletionRequest, settings: EndpointConfig) -> bytes:

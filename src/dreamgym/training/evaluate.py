@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dreamgym.errors import ConfigError, DataError
+from dreamgym.garbage import settled
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
 from dreamgym.rollout import Limits
@@ -155,7 +156,7 @@ async def evaluate(
     began = time.perf_counter()
     metered = MeteredFactory(factory, on_end=on_episode)
     tasks = await tasks_of(factory, settings)
-    with nullcontext() if keep is None else TrajectoryWriter(keep) as writer:
+    with settled(), nullcontext() if keep is None else TrajectoryWriter(keep) as writer:
         kept = (
             []
             if keep is None or not (writer and writer.ids)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from dreamgym.errors import BudgetSpentError
+from dreamgym.garbage import settled
 from dreamgym.models.spending import stage
 from dreamgym.protocols import Learner, TaskSource
 from dreamgym.rollout import Origin
@@ -49,6 +50,10 @@ class Loop:
 
     async def run(self) -> str:
         """Until the last step or the end of the budget; returns why it ended."""
+        with settled():
+            return await self._steps()
+
+    async def _steps(self) -> str:
         ledger, config = self.ledger, self.ledger.config
         try:
             while True:
