@@ -30,7 +30,8 @@ from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.checkpoints import RunFolder
 from dreamgym.training.metrics import Row, read_metrics
 from dreamgym.training.policy import opened_policy
-from dreamgym.training.train import Told, sim_to_real, train
+from dreamgym.training.sim_to_real import sim_to_real
+from dreamgym.training.train import Told, train
 from dreamgym.types import (
     CompletionRequest,
     FailureKind,

@@ -14,7 +14,8 @@ import pytest
 
 from command import INTERRUPTIBLE, dreamgym
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.training.plan import WORLDS, Plan, Progress
+from dreamgym.training.plan import WORLDS, Plan
+from dreamgym.training.progress import Progress
 
 SECONDS = 0.1
 """Of a minute: the least of everything."""

@@ -29,7 +29,8 @@ from dreamgym.replay.durable import lock_directory, whole_file
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.training.first_run import judged, measured, taught
 from dreamgym.training.gap import gap_between
-from dreamgym.training.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, Progress, offline, told
+from dreamgym.training.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, offline, told
+from dreamgym.training.progress import Progress
 
 if TYPE_CHECKING:
     from dreamgym.training.beside import TrainingBeside

@@ -113,7 +113,7 @@ def _settings(
     if start_from is None:
         return resolve(config, overrides, flags)
     from dreamgym.training.checkpoints import named_policy
-    from dreamgym.training.train import sim_to_real
+    from dreamgym.training.sim_to_real import sim_to_real
 
     real_steps, out = flags["train.real_steps"], flags["train.out"]
     if real_steps is None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dreamgym.agent import AgentSettings
-from dreamgym.config import Config, load_config, validate
+from dreamgym.config import Config
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
 from dreamgym.errors import ConfigError
 from dreamgym.models.named import LanguageModels, check_named, names_language_model
@@ -403,48 +403,3 @@ def _run_folder(config: Config) -> Iterator[RunFolder]:
         yield folder
     finally:
         folder.close()
-
-
-def sim_to_real(
-    start: str,
-    file: Path | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    real_steps: int,
-    out: Path,
-    steps: int | None = None,
-    seed: int | None = None,
-) -> Config:
-    """The settings that carry a policy on in reality until so many real steps are used.
-
-    They are those of the run that ``start`` (RUN or RUN@STEP) names; a file and overrides may change them.
-    """
-    run, _ = named_policy(start)
-    begun = read_config(run)
-    given = load_config(file, overrides).model_dump(exclude_unset=True)
-    values = _merged(begun.model_dump(mode="json"), given)
-    values["seed"] = begun.seed if seed is None else seed
-    values["train"] |= {
-        "world": "real",
-        "start": start,
-        "real_steps": real_steps,
-        "out": str(out),
-        "warm_start_steps": 0,
-        # By itself the budget ends it.
-        "steps": max(begun.train.steps, real_steps) if steps is None else steps,
-    }
-    return validate(Config, values)
-
-
-def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    >>> _merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
-    {'a': {'b': 1, 'c': 3}}
-    """
-    found = dict(below)
-    for name, value in above.items():
-        known = found.get(name)
-        found[name] = (
-            _merged(known, value) if isinstance(known, dict) and isinstance(value, Mapping) else value
-        )
-    return found
