@@ -179,10 +179,13 @@ class LearnerConfig(Section):
     gradient_clip: float = Field(1.0, gt=0)
     micro_tokens: int = Field(8192, ge=1, description="tokens of one forward pass: memory, not meaning")
     scale_by_std: bool = Field(True, description="GRPO: advantages in standard deviations of the group")
+    step_weight: float = Field(
+        0.0, ge=0, description="GRPO: a turn is also compared with others in the same state (GiGPO's ω)"
+    )
     refusal_penalty: float = Field(0.0, ge=0, description="taken from the reward of a refused turn")
     negative_weight: float = Field(1.0, ge=0, description="of negative advantages; 0: learn from gains alone")
     warmup: int = Field(0, ge=0, description="updates over which the learning rate rises")
-    discount: float = Field(0.95, gt=0, le=1, description="PPO: per turn")
+    discount: float = Field(0.95, gt=0, le=1, description="per turn: PPO, and GRPO with a step_weight")
     decay: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
     value_weight: float = Field(0.5, ge=0, description="PPO: weight of the value loss")
     beta: float = Field(0.1, gt=0, description="DPO: how strongly the policy holds to what it began with")

@@ -6,7 +6,8 @@ that a batch computed in pieces has the gradient of the whole. `docs/paper.md` n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -38,6 +39,40 @@ def group_advantages(returns: Tensor, *, scale_by_std: bool = True) -> Tensor:
 def advantage_unit(returns: Tensor) -> Tensor:
     """The standard deviation of a group, never nothing."""
     return returns.std() + _TINY
+
+
+def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """What is still to come at each turn of one episode, its own reward included.
+
+    >>> discounted_returns([0.0, 0.0, 1.0], 0.5)
+    [0.25, 0.5, 1.0]
+    """
+    found, running = list[float](), 0.0
+    for reward in reversed(rewards):
+        running = reward + discount * running
+        found.append(running)
+    return found[::-1]
+
+
+def step_advantages(states: Sequence[Hashable], returns: Tensor, *, scale_by_std: bool = True) -> Tensor:
+    """How much better each turn came out than others that began in the same state (GiGPO), `(turns,)`.
+
+    Args:
+        states: where each turn of a rollout group began.
+        returns: what was still to come then, discounted. A state met once has nothing to compare with.
+
+    >>> at = ["door", "hall", "door", "door"]
+    >>> step_advantages(at, torch.tensor([1.0, 0.5, 0.0, 0.5]), scale_by_std=False).tolist()
+    [0.5, 0.0, -0.5, 0.0]
+    """
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, state in enumerate(states):
+        places[state].append(place)
+    found = torch.zeros_like(returns)
+    for among in places.values():
+        if len(among) > 1 and not unanimous(returns[among]):
+            found[among] = group_advantages(returns[among], scale_by_std=scale_by_std)
+    return found
 
 
 def weigh_negative(advantages: Tensor, weight: float) -> Tensor:

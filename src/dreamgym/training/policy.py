@@ -191,7 +191,8 @@ def make_learner(config: Config, policy: PolicyModel, refusals: tuple[str, ...] 
     } | {"temperature": config.agent.temperature, "seed": config.seed, "refusals": refusals}
     updating = policy.served.updating
     if chosen.algorithm == "grpo":
-        settings = GRPOSettings(scale_by_std=chosen.scale_by_std, **shared)
+        own = {name: getattr(chosen, name) for name in ("scale_by_std", "step_weight", "discount")}
+        settings = GRPOSettings(**own, **shared)
         return GRPOLearner(policy.model, settings, updating=updating)
     shown = AgentSettings.of(config.agent)
     return PPOLearner(
