@@ -183,6 +183,9 @@ class LearnerConfig(Section):
         0.0, ge=0, description="GRPO: a turn is also compared with others in the same state (GiGPO's ω)"
     )
     refusal_penalty: float = Field(0.0, ge=0, description="taken from the reward of a refused turn")
+    repeat_penalty: float = Field(
+        0.0, ge=0, description="likewise of a turn that led to a state which the episode had been in"
+    )
     negative_weight: float = Field(1.0, ge=0, description="of negative advantages; 0: learn from gains alone")
     warmup: int = Field(0, ge=0, description="updates over which the learning rate rises")
     discount: float = Field(0.95, gt=0, le=1, description="per turn: PPO, and GRPO with a step_weight")

@@ -35,7 +35,7 @@ class GRPOSettings(PolicySettings):
 
 class GRPOLearner(PolicyLearner):
     """A trajectory's tokens share the advantage of its return in its group. A turn's own part is added: its
-    step advantage, if asked for, less its penalty if it was refused. Unanimous groups are skipped."""
+    step advantage, if asked for, and its penalty less the group's mean. Unanimous groups are skipped."""
 
     settings: GRPOSettings
 
@@ -69,7 +69,8 @@ class GRPOLearner(PolicyLearner):
     def _of_turns(self, group: RolloutGroup) -> Tensor:
         """What each turn has of its own, in the unit that the group's advantages have."""
         settings = self.settings
-        found = -torch.tensor([lost for each in group.trajectories for lost in self._penalties(each)])
+        lost = torch.tensor([lost for each in group.trajectories for lost in self._penalties(each)])
+        found = lost.mean() - lost  # whoever loses less than others has done better
         if settings.scale_by_std:
             found = found / advantage_unit(returns_of(group))
         if settings.step_weight:

@@ -57,6 +57,9 @@ class PolicySettings(UpdateSettings):
     turn is to blame, whatever became of its episode."""
     refusals: tuple[str, ...] = ()
     """The texts by which the environment says no."""
+    repeat_penalty: float = 0.0
+    """Taken from the reward of a turn that led to a state which the episode had been in already: going in
+    circles is cheap to see, and an outcome at the end of a long episode hardly tells of it."""
     negative_weight: float = 1.0
     """What negative advantages are multiplied with: 0 learns from what went better than expected alone
     (RAFT++). Failures are long and mostly made of good turns, so blame is noisier than praise."""
@@ -136,9 +139,14 @@ class PolicyLearner(ABC):
         return found | {"seconds": time.perf_counter() - began}
 
     def _penalties(self, trajectory: Trajectory) -> list[float]:
-        """What each turn loses for having been refused."""
-        said = (turn.outcome.next_state.text for turn in trajectory.transitions)
-        return [self.settings.refusal_penalty if text in self.settings.refusals else 0.0 for text in said]
+        """What each turn loses for having been refused, or for having led where the episode had been."""
+        settings, seen, lost = self.settings, {trajectory.start.text}, list[float]()
+        for turn in trajectory.transitions:
+            text = turn.outcome.next_state.text
+            again = settings.repeat_penalty if text in seen else 0.0
+            lost.append(settings.refusal_penalty if text in settings.refusals else again)
+            seen.add(text)
+        return lost
 
     @abstractmethod
     def _prepare(self, groups: Sequence[RolloutGroup]) -> Lesson | None:

@@ -186,7 +186,7 @@ def make_learner(config: Config, policy: PolicyModel, refusals: tuple[str, ...] 
         for name in (
             *("learning_rate", "matrix_learning_rate", "gradient_clip", "micro_tokens", "epochs"),
             *("minibatch", "clip_low", "clip_high", "kl", "entropy", "behaviour", "lengths"),
-            *("refusal_penalty", "negative_weight", "warmup"),
+            *("refusal_penalty", "repeat_penalty", "negative_weight", "warmup"),
         )
     } | {"temperature": config.agent.temperature, "seed": config.seed, "refusals": refusals}
     updating = policy.served.updating
