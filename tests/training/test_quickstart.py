@@ -6,14 +6,21 @@ import json
 import signal
 import subprocess
 import time
-from itertools import pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import INTERRUPTIBLE, dreamgym
+from dreamgym.cli.quickstart import Quickstart
+from dreamgym.config import Config
 from dreamgym.errors import ConfigError, DataError
+from dreamgym.replay.builtin import builtin_dataset
+from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
+from dreamgym.training.checkpoints import read_config
+from dreamgym.training.first_run import ENOUGH, STARTS, imitated
 from dreamgym.training.plan import WORLDS, Plan
 from dreamgym.training.progress import Progress
 
@@ -53,6 +60,10 @@ def test_a_quickstart_that_was_killed_goes_on_and_leaves_all_it_promises(tmp_pat
     stages = found["stages"]
     assert stages["practice"]["real_steps"] == 0 < stages["practice"]["synthetic_steps"]
     assert set(found["practice"]["success_in_dream"]) == {"first", "last"}
+    # Six seconds leave no time for a second start, whatever the first is like.
+    (start,) = found["starts"]
+    assert start["updates"] == found["plan"]["warm_start_steps"]
+    assert 0 <= start["success"] <= 1
     assert min(stages[name]["real_steps"] for name in ("collect", "fidelity", "evaluation")) > 0
     assert all(stage["seconds"] > 0 for name, stage in stages.items() if name != "report")
     assert "<html" in (out / "report.html").read_text(encoding="utf-8")
@@ -61,6 +72,50 @@ def test_a_quickstart_that_was_killed_goes_on_and_leaves_all_it_promises(tmp_pat
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("done before") == 4
     assert "success [95%]" in again.stdout
+
+
+async def test_a_longer_start_replaces_a_shorter_one_and_practice_from_it(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    with TrajectoryWriter(data) as writer:
+        writer.append(list(islice(read_trajectories(builtin_dataset("alfworld")), 8)))
+
+    def start(updates: int) -> Config:
+        config = Plan.of(SECONDS, 0).warm_start_config(tmp_path, [str(data)], updates)
+        agent = config.agent.model_copy(update={"model": "nano", "vocabulary": 400})
+        return config.model_copy(update={"agent": agent})
+
+    practice = tmp_path / "dreamgym" / "metrics.jsonl"
+    practice.parent.mkdir()
+    practice.touch()
+    assert await imitated(start(2)) > 0
+    weights = tmp_path / "sft" / "policies" / "000000.pt"
+    before = weights.stat().st_mtime_ns
+    assert await imitated(start(2)) > 0
+    assert weights.stat().st_mtime_ns == before
+    assert practice.exists()
+    await imitated(start(3))
+    assert read_config(tmp_path / "sft").train.warm_start_steps == 3
+    assert weights.stat().st_mtime_ns != before
+    assert not practice.exists()
+
+
+@pytest.mark.slow
+def test_a_policy_that_never_succeeds_in_the_dream_imitates_for_longer(tmp_path: Path) -> None:
+    # As little as in seconds, with the time of a quarter of an hour.
+    plan = replace(Plan.of(SECONDS, 3, "textworld"), minutes=15.0)
+    found = Quickstart(tmp_path, plan, Progress(tmp_path, plan), quiet=True).carry_through()
+    starts = found["starts"]
+    assert len(starts) == STARTS
+    updates = [start["updates"] for start in starts]
+    assert updates == sorted(set(updates))
+    assert all(start["success"] < ENOUGH for start in starts)
+    assert read_config(tmp_path / "sft").train.warm_start_steps == updates[-1]
+    assert found["stages"]["warm start"]["synthetic_steps"] == sum(
+        start["synthetic_steps"] for start in starts[:-1]
+    )
+    assert found["practice"]["steps"] == plan.steps
 
 
 def test_more_minutes_mean_more_of_everything_and_never_less() -> None:

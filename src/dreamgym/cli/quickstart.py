@@ -27,13 +27,23 @@ from dreamgym.cli.report import write_report
 from dreamgym.errors import DreamGymError
 from dreamgym.replay.durable import lock_directory, whole_file
 from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.first_run import judged, measured, taught
+from dreamgym.training.first_run import (
+    ENOUGH,
+    LONGER,
+    STARTS,
+    first_step,
+    imitated,
+    judged,
+    measured,
+    taught,
+)
 from dreamgym.training.gap import gap_between
 from dreamgym.training.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, offline, told
-from dreamgym.training.progress import Progress
+from dreamgym.training.progress import Progress, Tick
 
 if TYPE_CHECKING:
     from dreamgym.training.beside import TrainingBeside
+    from dreamgym.training.train import Told
 
 _NEXT = (
     "dreamgym play --dream {out}/experience --split {unseen}     walk around in the dream yourself",
@@ -73,14 +83,14 @@ def quickstart(
     plan = Plan.of(minutes, seed, env)
     out.mkdir(parents=True, exist_ok=True)
     with lock_directory(out):
-        run = _Quickstart(out, plan, Progress(out, plan), quiet=as_json)
+        run = Quickstart(out, plan, Progress(out, plan), quiet=as_json)
         result = run.carry_through()
     if as_json:
         screen.show(result, [], as_json=True)
 
 
-class _Quickstart:
-    """One call of the command."""
+class Quickstart:
+    """One call of the command: the stages of a plan, each told, timed and gone on with."""
 
     def __init__(self, out: Path, plan: Plan, progress: Progress, *, quiet: bool) -> None:
         self._out = out
@@ -123,14 +133,20 @@ class _Quickstart:
 
     def _learn(self) -> None:
         """First the experience model. Then the agent's warm start, which begins with its weights, on one core
-        while the dream is measured on the other."""
+        while the dream is measured on the other. Last, a start that practice can go on from."""
+        with self._progress.timed("learn") as tick:
+            self._learn_both()
+            self._find_start(tick)
+        self._progress.finish("learn", {})
+
+    def _learn_both(self) -> None:
         import torch
 
         from dreamgym.training.beside import TrainingBeside
 
         done, threads = self._progress.results, torch.get_num_threads()
         shown: dict[str, tuple[int, int]] = {}
-        with self._progress.timed("learn"), ExitStack() as stack:
+        with ExitStack() as stack:
             if "experience" not in done:
                 with self._progress.timed("experience") as tick, screen.progress() as bar:
                     taught = asyncio.run(self._teach(_Bars(bar, None, shown), tick))
@@ -155,7 +171,34 @@ class _Quickstart:
                 result = beside.result()
                 self._progress.seconds["warm start"] = result["spent"].get("warm_start_seconds", 0.0)
                 self._progress.finish("warm start", result)
-        self._progress.finish("learn", {})
+
+    def _find_start(self, tick: Tick) -> None:
+        """Imitate for longer until enough dreamt episodes succeed. How good a policy is after so many updates
+        depends on the machine, and where hardly any episode succeeds practice has nothing to learn from."""
+        plan, progress = self._plan, self._progress
+        updates = int(progress.results.get("start", {}).get("updates", plan.warm_start_steps))
+        while True:
+            left = progress.left_for("practice")
+            with screen.progress() as bar:
+                tell = _watching(bar, tick)
+                config = plan.warm_start_config(self._out, self._data, updates)
+                progress.seconds["warm start"] = asyncio.run(imitated(config, tell))
+                found = asyncio.run(first_step(plan.practice_config(self._out, self._data, left), tell))
+            before = progress.results.get("start", {}).get("tried", [])
+            tried = [each for each in before if each["updates"] != updates] + [{"updates": updates, **found}]
+            progress.finish("start", {"updates": updates, "tried": tried})
+            tick(now=True)
+            longer = round(updates * LONGER)
+            # A third of what is left to practise, for something to practise from; no more.
+            late = 3 * plan.trying(longer) > progress.left_for("practice")
+            if found["success"] >= ENOUGH or late or len(tried) >= STARTS:
+                return
+            _say(
+                f"after {updates} updates of imitation {found['success']:.0%} of dreamt episodes succeed, "
+                f"too few to learn from: {longer} instead"
+            )
+            updates = longer
+            progress.finish("start", {"updates": updates, "tried": tried})
 
     async def _teach(self, bars: _Bars, tick: Callable[[], None]) -> dict[str, Any]:
         steps = self._plan.experience_steps
@@ -183,23 +226,12 @@ class _Quickstart:
             return asyncio.run(measured(run, plan, found, on_stage=tell))
 
     def _practise(self) -> None:
-        from dreamgym.training.train import Told, train
+        from dreamgym.training.train import train
 
         left = self._progress.left_for("practice")
         config = self._plan.practice_config(self._out, self._data, left)
         with self._progress.timed("practice") as tick, screen.progress() as bar:
-            jobs: dict[str, TaskID] = {}
-
-            def tell(now: Told) -> None:
-                tick()
-                for warning in now.warnings:
-                    _say(f"warning: {warning}")
-                if now.stage not in jobs:
-                    jobs[now.stage] = bar.add_task(now.stage, total=now.total, note="")
-                note = f"success {now.row['success']:.0%} in the dream" if "success" in now.row else ""
-                bar.update(jobs[now.stage], completed=now.done, note=note)
-
-            result = asyncio.run(train(config, on_progress=tell))
+            result = asyncio.run(train(config, on_progress=_watching(bar, tick)))
         self._progress.finish("practice", result)
 
     def _judge(self) -> None:
@@ -234,6 +266,22 @@ class _Quickstart:
     def _show(self, table: Table) -> None:
         if not self._quiet:
             screen.out.print(table)
+
+
+def _watching(bar: Bar, tick: Tick) -> Callable[[Told], None]:
+    """Shows how far a run is."""
+    jobs: dict[str, TaskID] = {}
+
+    def tell(now: Told) -> None:
+        tick()
+        for warning in now.warnings:
+            _say(f"warning: {warning}")
+        if now.stage not in jobs:
+            jobs[now.stage] = bar.add_task(now.stage, total=now.total, note="")
+        note = f"success {now.row['success']:.0%} in the dream" if "success" in now.row else ""
+        bar.update(jobs[now.stage], completed=now.done, note=note)
+
+    return tell
 
 
 class _Bars:

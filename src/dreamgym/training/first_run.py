@@ -1,25 +1,38 @@
-"""Teaching, measuring and judging as the quickstart does: by default in everything."""
+"""Teaching, measuring, starting and judging as the quickstart does: by default in everything."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dreamgym.config import Config
 from dreamgym.envs.registry import find_environment, open_environment
 from dreamgym.experience.reward import SheetCheck
 from dreamgym.replay.builtin import dataset_path
 from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.checkpoints import write_text
+from dreamgym.training.checkpoints import CONFIG, METRICS, SUMMARY, read_config, write_text
 from dreamgym.training.evaluate import EvaluationSettings, compare, evaluate
 from dreamgym.training.fidelity import FidelitySettings, OnStage, drift_svg, markdown_table, measure_fidelity
+from dreamgym.training.metrics import read_metrics
 from dreamgym.training.plan import DREAMGYM, SFT, Plan
 from dreamgym.training.policy import opened_policy
 from dreamgym.training.teachers import choose_teacher
 from dreamgym.types import Trajectory
+
+if TYPE_CHECKING:
+    from dreamgym.training.train import OnProgress
+
+ENOUGH = 0.2
+"""Share of dreamt episodes that must succeed for practice to begin: where fewer do, most rollout groups fail
+together, and there is nothing to learn from."""
+LONGER = 4 / 3
+"""As many updates, if they do not."""
+STARTS = 4
+"""That are tried at most."""
 
 
 async def taught(
@@ -95,6 +108,34 @@ async def measured(
         "real_to_dream": found.real_to_dream.share.to_dict(),
         "dream_to_real": back.share.to_dict() if back is not None else None,
     }
+
+
+async def imitated(config: Config, on_progress: OnProgress | None = None) -> float:
+    """The start that this configuration makes, or goes on with; returns the seconds that its imitation took.
+
+    A start of other updates, and practice from it, are thrown away.
+    """
+    from dreamgym.training.train import train
+
+    folder, updates = config.train.out, config.train.warm_start_steps
+    if (folder / CONFIG).exists() and read_config(folder).train.warm_start_steps != updates:
+        shutil.rmtree(folder.parent / DREAMGYM, ignore_errors=True)
+        shutil.rmtree(folder)
+    if (folder / SUMMARY).exists():
+        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    else:
+        found = await train(config, on_progress=on_progress)
+    return float(found["spent"].get("warm_start_seconds", 0.0))
+
+
+async def first_step(practice: Config, on_progress: OnProgress | None = None) -> dict[str, float]:
+    """How often the policy that practice begins with succeeds in the dream; practice goes on from there."""
+    from dreamgym.training.train import train
+
+    once = practice.train.model_copy(update={"steps": 1})
+    found = await train(practice.model_copy(update={"train": once}), on_progress=on_progress)
+    row = read_metrics(once.out / METRICS, "practice")[0]
+    return {"success": row["success"], "synthetic_steps": found["spent"]["synthetic_steps"]}
 
 
 async def judged(out: Path, plan: Plan, on_episode: Callable[[], None]) -> dict[str, Any]:

@@ -176,15 +176,19 @@ class Plan:
         chosen = EnvironmentConfig.model_validate(self.environment)
         return Config(seed=self.seed, environment=chosen, experience=taught)
 
-    def warm_start_config(self, out: Path, data: list[str]) -> Config:
-        """Imitation alone: a run of no steps, whose first policy is what practice begins with."""
+    def warm_start_config(self, out: Path, data: list[str], updates: int | None = None) -> Config:
+        """Imitation alone: a run of no steps, whose first policy is what practice begins with.
+
+        Args:
+            updates: instead of those that are planned.
+        """
         chosen = {
             "out": str(out / SFT),
             "data": data,
             "world": "real",  # of which no step is taken: it needs no experience model, that is all
             "remember": False,
             "steps": 0,
-            "warm_start_steps": self.warm_start_steps,
+            "warm_start_steps": self.warm_start_steps if updates is None else updates,
             "warm_start_batch": 8,
             "warm_start_rate": 1e-3,
             "warm_start_matrix_rate": 0.02,
@@ -241,6 +245,10 @@ class Plan:
     def step(self) -> float:
         """Seconds of a step of practice at most; one that was begun is brought to its end."""
         return 0.01 * self.tasks * self.group * self.horizon
+
+    def trying(self, updates: int) -> float:
+        """Seconds of one more start: so many updates of imitation, and a first step of practice."""
+        return 10 + self.world.seconds["warm start"] * updates + self.preparing + self.step
 
     def seconds_of(self, stage: str) -> float:
         """What a stage takes on 2 idle cores, as measured: the first estimate."""

@@ -141,7 +141,11 @@ class Progress:
             "fidelity": int(found["fidelity"]["recorded_steps"]),
             "evaluation": after["real_steps"] + before["real_steps"],
         }
-        dreamt = {"practice": int(practice["spent"].get("synthetic_steps", 0))}
+        tried = found.get("start", {}).get("tried", [])
+        dreamt = {
+            "warm start": int(sum(each["synthetic_steps"] for each in tried[:-1])),
+            "practice": int(practice["spent"].get("synthetic_steps", 0)),
+        }
         return {
             "out": str(out),
             "environment": self.plan.environment,
@@ -154,6 +158,7 @@ class Progress:
             "fidelity": found["fidelity"] | {"agreement": found["experience"]["agreement"]},
             "practice": {name: practice[name] for name in ("steps", "ended")}
             | {"success_in_dream": success_in_dream(out / DREAMGYM / METRICS)},
+            "starts": tried,
             "stages": {
                 stage: {
                     "seconds": round(self.seconds.get(stage, 0.0), 1),
