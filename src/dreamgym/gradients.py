@@ -1,7 +1,8 @@
 """Gradients of a batch in parts, side by side on the cores there are.
 
 A small model's operations are too short to be worth a second thread each. Whole parts of a batch are not:
-two cores compute two parts at once, and the sum is that of one part after the other, to the bit.
+two cores compute two parts at once, and the sum is that of one thread that takes one part after the other, to
+the bit.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ def run_of(student: Student, folder: Path, steps: int, **changes: Any) -> Finetu
 def test_any_family_learns_and_its_merged_weights_give_the_same_logits(
     folders: dict[str, Path], tmp_path: Path, family: str, adapter: str
 ) -> None:
-    student = student_of(folders[family], adapter=adapter)
+    # By itself it would be bf16 where the processor has it, and then merging rounds.
+    student = student_of(folders[family], adapter=adapter, precision="fp32")
     losses: list[float] = []
     run_of(student, tmp_path, 20).run(lambda progress: losses.append(progress.loss))
     assert losses[-1] < 0.95 * losses[0]
