@@ -112,7 +112,7 @@ def test_a_state_met_thousands_of_times_comes_back_oldest_first() -> None:
         assert [seq for _, seq in hits] == [s for _, s in rows.by_definition(key, int(mine), None, 8, 0)]
 
 
-@pytest.mark.parametrize(("together", "least", "k"), product((1, 5, 20), (None, 0.3, 0.95), (1, 8)))
+@pytest.mark.parametrize(("together", "least", "k"), list(product((1, 5, 20), (None, 0.3, 0.95), (1, 8))))
 def test_answers_are_those_of_a_search_that_reads_every_key(
     rows: Rows, together: int, least: float | None, k: int
 ) -> None:
