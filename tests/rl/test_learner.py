@@ -34,6 +34,12 @@ def rewarded(group: RolloutGroup, *rewards: float) -> RolloutGroup:
     return replace(group, trajectories=tuple(made))
 
 
+def told_apart(groups: list[RolloutGroup]) -> dict[str, list[str]]:
+    """What both members of a group did, by task, where they did not do the same."""
+    did = {group.task.id: [t.transitions[0].action for t in group.trajectories] for group in groups}
+    return {task: actions for task, actions in did.items() if len(set(actions)) > 1}
+
+
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
@@ -57,11 +63,7 @@ async def test_only_torn_groups_are_computed() -> None:
 async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None:
     model = student()
     groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(model, 2)]
-    chosen = {
-        group.task.id: [t.transitions[0].action for t in group.trajectories]
-        for group in groups
-        if group.trajectories[0].transitions[0].action != group.trajectories[1].transitions[0].action
-    }
+    chosen = told_apart(groups)
     learner = GRPOLearner(model, GRPOSettings(learning_rate=3e-3, epochs=3))
     for _ in range(10):
         learner.update(groups)
@@ -112,11 +114,7 @@ def refused(group: RolloutGroup, member: int) -> RolloutGroup:
 async def test_a_refused_turn_becomes_unlikely_even_in_an_episode_that_succeeded(algorithm: str) -> None:
     model = student()
     groups = [refused(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
-    chosen = {
-        group.task.id: [t.transitions[0].action for t in group.trajectories]
-        for group in groups
-        if group.trajectories[0].transitions[0].action != group.trajectories[1].transitions[0].action
-    }
+    chosen = told_apart(groups)
     assert chosen
     settings: dict[str, Any] = {
         "learning_rate": 3e-3,
@@ -150,11 +148,7 @@ def repeating(group: RolloutGroup, member: int) -> RolloutGroup:
 async def test_a_turn_that_leads_back_becomes_unlikely_and_one_that_leads_on_likelier() -> None:
     model = student()
     groups = [repeating(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
-    chosen = {
-        group.task.id: [t.transitions[0].action for t in group.trajectories]
-        for group in groups
-        if group.trajectories[0].transitions[0].action != group.trajectories[1].transitions[0].action
-    }
+    chosen = told_apart(groups)
     assert chosen
     learner = GRPOLearner(model, GRPOSettings(learning_rate=3e-3, epochs=3, repeat_penalty=3.0))
     for _ in range(10):
