@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ BLOCK_ROWS: Final = 4 * PAGE_ROWS
 
 Hit: TypeAlias = tuple[float, int]
 """(similarity, number of the row in the log)"""
+Places: TypeAlias = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +65,17 @@ class Span:
         return self.stop - self.start
 
 
-def keys_at(spans: Sequence[Span], ordinals: npt.NDArray[np.intp]) -> Keys:
-    """The keys of rows that are given in order; the spans are those of blocks in a row."""
-    block = (ordinals - spans[0].ordinal) // BLOCK_ROWS
-    if len(ordinals) and block[0] == block[-1]:
-        only: Keys = spans[block[0]].block.keys[ordinals % BLOCK_ROWS]
-        return only
-    keys = np.empty((len(ordinals), spans[0].block.keys.shape[1]), np.float32)
-    edges = np.searchsorted(block, np.arange(len(spans) + 1)).tolist()
-    for span, start, stop in zip(spans, edges, edges[1:], strict=False):
+def blocks_at(spans: Sequence[Span], ordinals: npt.NDArray[np.intp]) -> Iterator[tuple[Block, slice, Places]]:
+    """(block, which of the ordinals are its rows, where they lie in it), for rows that are given in order.
+
+    The spans are those of blocks in a row.
+    """
+    first = spans[0].ordinal
+    edges = np.searchsorted(ordinals, [span.ordinal for span in spans[1:]]).tolist()
+    for number, (start, stop) in enumerate(pairwise([0, *edges, len(ordinals)])):
         if start < stop:
-            keys[start:stop] = span.block.keys[ordinals[start:stop] - span.ordinal]
-    return keys
+            part = slice(start, stop)
+            yield spans[number].block, part, ordinals[part] - (first + number * BLOCK_ROWS)
 
 
 def best_of(hits: list[Hit], k: int) -> list[Hit]:

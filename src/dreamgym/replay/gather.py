@@ -1,13 +1,14 @@
 """A thread that serves whatever is waiting as one group.
 
-While it works, requests pile up, and the pile is the next group: no timer, no tuning. One disk sync then
-acknowledges many writers, and one matrix product answers many searches.
+While it works, requests pile up, and the pile is the next group. One disk sync then acknowledges many
+writers, and one matrix product answers many searches.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
@@ -19,14 +20,27 @@ R = TypeVar("R")
 
 
 class Gatherer(Generic[T, R]):
-    """Passes groups of requests to `serve`, which returns a result or an error for each of them."""
+    """Passes groups of requests to `serve`, which returns a result or an error for each of them.
+
+    Args:
+        linger: seconds that a group waits for more, if the one before was of several: whoever asks alone
+            never waits, and those who ask together go on together.
+    """
 
     def __init__(
-        self, name: str, serve: Callable[[Sequence[T]], Sequence[R | Exception]], *, most: int = 1024
+        self,
+        name: str,
+        serve: Callable[[Sequence[T]], Sequence[R | Exception]],
+        *,
+        most: int = 1024,
+        linger: float = 0.0,
     ) -> None:
         self._name = name
         self._serve = serve
         self._most = most
+        self._linger = linger
+        self._several = False
+        """Whether the last group had more than one request."""
         self._waiting: queue.SimpleQueue[tuple[T, Future[R]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -64,14 +78,17 @@ class Gatherer(Generic[T, R]):
         """(requests, whether none follow); waits for the first and takes what has piled up behind it."""
         group: list[tuple[T, Future[R]]] = []
         item = self._waiting.get()
-        while item is not None:
-            group.append(item)
-            if len(group) == self._most:
-                return group, False
-            try:
-                item = self._waiting.get_nowait()
-            except queue.Empty:
-                return group, False
+        until = time.monotonic() + (self._linger if self._several else 0.0)
+        try:
+            while item is not None:
+                group.append(item)
+                if len(group) == self._most:
+                    return group, False
+                item = self._waiting.get(timeout=max(until - time.monotonic(), 0.0))
+        except queue.Empty:
+            return group, False
+        finally:
+            self._several = len(group) > 1
         return group, True
 
     def _answer(self, group: list[tuple[T, Future[R]]]) -> None:

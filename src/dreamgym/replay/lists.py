@@ -23,7 +23,8 @@ from dreamgym.errors import MissingExtraError
 from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import BLOCK_ROWS, Hit, Queries, Span, best_of
 from dreamgym.replay.partition import Partition
-from dreamgym.replay.race import Excluded, rank, search_spans
+from dreamgym.replay.race import Excluded
+from dreamgym.replay.standings import rank
 
 FEW_ROWS: Final = 5000
 """So many survivors of a filter are scanned exactly: that is as quick, and certain."""
@@ -95,9 +96,9 @@ class Lists:
             most = max(len(rows) for rows in excluded)
             survivors = int(np.count_nonzero(allowed))
             if survivors <= max(FEW_ROWS, 20 * (k + most)) or most > _MOST_EXCLUDED:
-                return search_spans(spans, queries, k)
+                return self._partition.search(queries, k)
             numbers = self._nearest(queries.keys, k + most + _SPARE, allowed, survivors)
-            fresh = self._partition.spans(self._built)
+            built = self._built
             ordinals = numbers + self._first
         pairs = [
             (query, ordinal)
@@ -107,7 +108,7 @@ class Lists:
         ]
         table = np.array(pairs, np.intp).reshape(-1, 2)
         found = rank(spans, queries, table[:, 0], table[:, 1], k)
-        both = zip(found, search_spans(fresh, queries, k), strict=True)
+        both = zip(found, self._partition.search(queries, k, first=built), strict=True)
         return [best_of(old + new, k) for old, new in both]
 
     def _make_again(self) -> None:
@@ -194,7 +195,7 @@ def lists_recall(lists: Lists, partition: Partition, *, sample: int, k: int) -> 
         min_reward=None,
     )
     found = right = 0
-    for got, exact in zip(lists.search(queries, k), search_spans(spans, queries, k), strict=True):
+    for got, exact in zip(lists.search(queries, k), partition.search(queries, k), strict=True):
         right += len(exact)
         found += sum(score >= exact[-1][0] - 1e-9 for score, _ in got)
     return found / right if right else 1.0

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import BLOCK_ROWS, Block, Hit, Queries, Span
+from dreamgym.replay.bundles import Binder
 from dreamgym.replay.race import search_spans
 from dreamgym.replay.sketch import PAGE_ROWS, Plane, shortened
 
@@ -25,6 +26,7 @@ class Partition:
         self._last = 0
         self._plane: Plane | None = None
         """Of the newest short forms."""
+        self._binder = Binder()
 
     def __len__(self) -> int:
         return self._last - self._first
@@ -44,7 +46,9 @@ class Partition:
         rows = self._last - self._first // BLOCK_ROWS * BLOCK_ROWS
         with self._lock:
             pages = [page for block in self._blocks for page in block.pages if page is not None]
-        return rows * (4 * self.dimension + 32) + sum(page.nbytes for page in pages)
+        bundles = self._binder.bundles
+        short = sum(page.nbytes for page in pages) + (0 if bundles is None else bundles.nbytes)
+        return rows * (4 * self.dimension + 32) + short
 
     def append(
         self,
@@ -69,14 +73,27 @@ class Partition:
             block.rewards[target] = rewards[taken]
             self._last += count  # last of all: whoever looks now sees whole rows
             done += count
-            self._shorten(block, at + count)
+        self._bind()
+        if self._binder.bundles is None:
+            self._shorten()
 
-    def _shorten(self, block: Block, filled: int) -> None:
-        while (len(block.pages) + 1) * PAGE_ROWS <= filled:
-            start = len(block.pages) * PAGE_ROWS
-            page = shortened(block.keys[start : start + PAGE_ROWS], self._plane)
-            self._plane = self._plane if page is None else page.plane
-            block.pages = (*block.pages, page)
+    def _bind(self) -> None:
+        due = self._binder.due(self._first, self._last)
+        if due is not None:
+            spans = self.spans(due[0])
+            keys = [span.block.keys[span.start : span.stop] for span in spans]
+            rewards = np.concatenate([span.block.rewards[span.start : span.stop] for span in spans])
+            self._binder.bind(keys, rewards, np.arange(*due), self._first)
+
+    def _shorten(self) -> None:
+        for number, block in enumerate(self._blocks, start=self._first // BLOCK_ROWS):
+            filled = self._last - number * BLOCK_ROWS
+            for start in range(
+                len(block.pages) * PAGE_ROWS, min(filled, BLOCK_ROWS) - PAGE_ROWS + 1, PAGE_ROWS
+            ):
+                page = shortened(block.keys[start : start + PAGE_ROWS], self._plane)
+                self._plane = self._plane if page is None else page.plane
+                block.pages = (*block.pages, page)
 
     def evict(self, floor: int) -> None:
         """Drop the rows numbered up to `floor`: always the oldest, so whole blocks fall off the front."""
@@ -104,6 +121,11 @@ class Partition:
             spans.append(Span(block, max(first - ordinal, 0), min(last - ordinal, BLOCK_ROWS), ordinal))
         return [span for span in spans if span.stop > span.start]
 
-    def search(self, queries: Queries, k: int) -> list[list[Hit]]:
-        """The k best live rows for each query, by similarity and then by age."""
-        return search_spans(self.spans(), queries, k)
+    def search(self, queries: Queries, k: int, *, first: int = 0) -> list[list[Hit]]:
+        """The k best live rows for each query, by similarity and then by age.
+
+        Args:
+            first: search those from this one ever stored on.
+        """
+        bundles = self._binder.bundles  # before the rows: those that come now are in no bundle
+        return search_spans(self.spans(first), queries, k, bundles)

@@ -35,17 +35,20 @@ class Plane:
         """Share of the squared length of the keys it was made from that lies off it."""
 
     @classmethod
-    def of(cls, keys: Keys) -> Self | None:
+    def of(cls, keys: Keys, columns: int = COLUMNS) -> Self | None:
         """None if the keys lie near no plane: short forms would only be one more thing to read.
+
+        Args:
+            columns: of a short form.
 
         >>> random = np.random.default_rng(0)
         >>> Plane.of(random.normal(size=(2000, 400)).astype(np.float32)) is None
         True
         """
-        if keys.shape[1] < 2 * COLUMNS:
+        if keys.shape[1] < 2 * columns:
             return None
         _, directions = np.linalg.eigh(keys.T @ keys)  # from the least to the most important
-        plane = cls(np.ascontiguousarray(directions[:, :-COLUMNS:-1], np.float32))
+        plane = cls(np.ascontiguousarray(directions[:, :-columns:-1], np.float32))
         plane.left = left_of(plane.shorten(keys))
         return plane if plane.left <= _MOST_LEFT else None
 

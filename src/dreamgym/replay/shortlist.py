@@ -1,0 +1,161 @@
+"""From bundles to rows to keys: what few rows may be among the k best of each query.
+
+A bundle promises that none of its rows is more similar than so much, and a row's short form promises less.
+What is promised most is looked at first, which sets the bar for all that follows: nearly no bundle reaches
+it, few rows of those that do, and only their keys are read.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from dreamgym.replay.blocks import blocks_at
+from dreamgym.replay.bundles import Bundles
+from dreamgym.replay.standings import NEVER, Numbers, Pairs, Scores, Standings, joined, segments
+
+_BUNDLES: Final = 64
+"""Of a query, that are looked at to begin with."""
+_ROWS: Final = (64, 1024)
+"""And how many rows they have together: more if nearly all of these are left out by a filter."""
+_MOST_OF_ONE: Final = 512
+_SEEDS: Final = 32
+"""Rows whose keys are read first, because they promise most: they set the bar."""
+_MANY: Final = 256
+"""Rows that reach it, above which it is worth to raise it once more."""
+_TOO_MANY: Final = 1 / 16
+"""Share of all rows, above which reading them all is cheaper."""
+_PLACES: Final = 1 << 18
+"""Rows that are looked at together."""
+
+
+def run_bundles(bundles: Bundles, standings: Standings, first: int) -> Numbers:
+    """All rows in bundles against all queries; those for which too many rows are left come back.
+
+    Args:
+        first: ordinal of the oldest row that is alive.
+    """
+    return _Shortlist(bundles, standings, first).run()
+
+
+class _Shortlist:
+    def __init__(self, bundles: Bundles, standings: Standings, first: int) -> None:
+        queries, columns = standings.queries, len(bundles.centres)
+        heads, tails = queries.keys[:, :-columns], queries.keys[:, -columns:]
+        self._bundles = bundles
+        self._standings = standings
+        self._first = first
+        self._short = bundles.plane.shorten(heads)
+        self._ends = tails @ bundles.centres
+        """What a bundle's end makes of a row at most, `(queries, bundles)`."""
+        self._ends += np.float32(bundles.spread) * np.linalg.norm(tails, axis=1)[:, None]
+        self._beginnings = np.float32(bundles.reach) * np.linalg.norm(heads, axis=1)
+        """What its beginning adds at most."""
+        self._allowed = None
+        if queries.min_reward is not None:
+            self._allowed = bundles.rewards >= queries.min_reward
+            before = np.concatenate([[0], np.cumsum(self._allowed)])
+            self._ends[:, before[bundles.edges[:-1]] == before[bundles.edges[1:]]] = NEVER
+
+    def run(self) -> Numbers:
+        standings, bar = self._standings, self._standings.bar()
+        asked = np.arange(len(bar))
+        for rows in _ROWS:
+            seeds = self._best(asked, rows)
+            bar = np.maximum(bar, self._bar_with(seeds))
+            asked = asked[np.bincount(seeds.query, minlength=len(bar))[asked] < standings.k]
+            if not len(asked):
+                break
+        pairs = self._reaching(bar)
+        crowded = np.bincount(pairs.query, minlength=len(bar)) > _MANY
+        if crowded.any():
+            bar = np.maximum(bar, self._bar_with(pairs.pick(crowded[pairs.query])))
+            pairs = pairs.pick(pairs.score >= bar[pairs.query])
+        most = max(_MANY, _TOO_MANY * len(self._bundles))
+        left = np.bincount(pairs.query, minlength=len(bar)) > most
+        self._enter(pairs.pick(~left[pairs.query]), bar)
+        return np.flatnonzero(left)
+
+    def _enter(self, pairs: Pairs, bar: Scores) -> None:
+        standings, k = self._standings, self._standings.k
+        score = standings.products(pairs.query, pairs.ordinal)
+        best = np.full_like(standings.best, NEVER)
+        for number, part in pairs.segments():
+            leaders = score[part]
+            if len(leaders) > k:
+                leaders = np.partition(leaders, -k)[-k:]
+            best[number, : len(leaders)] = leaders
+        standings.raise_bar(np.arange(len(best)), best)
+        stay = score >= bar[pairs.query]
+        standings.keep(Pairs(query=pairs.query[stay], ordinal=pairs.ordinal[stay], score=score[stay]))
+
+    def _bar_with(self, pairs: Pairs) -> Scores:
+        """The bar if the most promising of these were known."""
+        count = max(_SEEDS, 2 * self._standings.k)
+        which, place = [], []
+        for _, part in pairs.segments():
+            few = np.arange(part.start, part.stop)
+            if len(few) > count:
+                few = part.start + np.argpartition(pairs.score[part], -count)[-count:]
+            which.append(few)
+            place.append(np.arange(len(few)))
+        scores = np.full((len(self._ends), count), NEVER)
+        if which:
+            seeds = pairs.pick(np.concatenate(which))
+            known = self._standings.products(seeds.query, seeds.ordinal)
+            scores[seeds.query, np.concatenate(place)] = known
+        return self._standings.bar_with(np.arange(len(scores)), scores)
+
+    def _best(self, asked: Numbers, rows: int) -> Pairs:
+        """Rows of promising bundles, by query."""
+        # The best of every stripe, not the best of all: to sort them would take a quarter of the search.
+        most = self._ends if len(asked) == len(self._ends) else self._ends[asked]
+        whole = most.shape[1] - most.shape[1] % _BUNDLES
+        rest = np.broadcast_to(np.arange(whole, most.shape[1]), (len(asked), most.shape[1] - whole))
+        stripes = most[:, :whole].reshape(len(asked), -1, _BUNDLES)
+        if whole:
+            rest = np.concatenate([stripes.argmax(axis=1) * _BUNDLES + np.arange(_BUNDLES), rest], axis=1)
+        order = np.argsort(-np.take_along_axis(most, rest, axis=1), axis=1)
+        which = np.take_along_axis(rest, order, axis=1)
+        edges = self._bundles.edges
+        counts = np.minimum(edges[which + 1] - edges[which], _MOST_OF_ONE)
+        wanted = counts.cumsum(axis=1) - counts < rows
+        query = np.broadcast_to(asked[:, None], which.shape)
+        return self._rows(query[wanted], which[wanted], counts[wanted], None)
+
+    def _reaching(self, bar: Scores) -> Pairs:
+        """All rows that may reach the bar, by query."""
+        query, bundle = np.nonzero(self._ends >= (bar - self._beginnings)[:, None])
+        counts = self._bundles.edges[bundle + 1] - self._bundles.edges[bundle]
+        cuts = np.flatnonzero(np.diff((counts.cumsum() - 1) // _PLACES)) + 1
+        parts = [
+            self._rows(query[start:stop], bundle[start:stop], counts[start:stop], bar)
+            for start, stop in pairwise([0, *cuts.tolist(), len(query)])
+        ]
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+    def _rows(self, query: Numbers, bundle: Numbers, counts: Numbers, bar: Scores | None) -> Pairs:
+        places, promised = self._bundles.places(bundle, counts), np.repeat(self._ends[query, bundle], counts)
+        owner = np.repeat(query, counts)
+        for number, part in segments(owner):
+            promised[part] += self._bundles.short[places[part]] @ self._short[number]
+        keep = promised >= (NEVER if bar is None else bar[owner])
+        if self._allowed is not None:
+            keep &= self._allowed[places]
+        ordinal = self._bundles.ordinals[places[keep]]
+        return self._left_in(Pairs(query=owner[keep], ordinal=ordinal, score=promised[keep]))
+
+    def _left_in(self, pairs: Pairs) -> Pairs:
+        """Without rows that are gone, or that their query leaves out."""
+        queries, keep = self._standings.queries, pairs.ordinal >= self._first
+        if queries.trajectories.any() or queries.tasks.any():
+            order = np.argsort(pairs.ordinal)
+            order = order[len(keep) - np.count_nonzero(keep) :]
+            for block, part, places in blocks_at(self._standings.spans, pairs.ordinal[order]):
+                which = order[part]
+                query = pairs.query[which]
+                keep[which] = block.trajectories[places] != queries.trajectories[query]
+                keep[which] &= block.tasks[places] != queries.tasks[query]
+        return pairs.pick(keep)
