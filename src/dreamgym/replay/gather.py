@@ -11,20 +11,23 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from dreamgym.errors import StoreError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+_FEW: Final = 4
+"""Groups."""
+
 
 class Gatherer(Generic[T, R]):
     """Passes groups of requests to `serve`, which returns a result or an error for each of them.
 
     Args:
-        linger: seconds that a group waits for more, if the one before was of several: whoever asks alone
-            never waits, and those who ask together go on together.
+        linger: seconds that a group waits for more, unless the last few were of one request: those who ask
+            together go on together, and whoever asks alone is not kept.
     """
 
     def __init__(
@@ -39,8 +42,8 @@ class Gatherer(Generic[T, R]):
         self._serve = serve
         self._most = most
         self._linger = linger
-        self._several = False
-        """Whether the last group had more than one request."""
+        self._alone = _FEW
+        """How many of the last groups were of one request."""
         self._waiting: queue.SimpleQueue[tuple[T, Future[R]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -78,7 +81,7 @@ class Gatherer(Generic[T, R]):
         """(requests, whether none follow); waits for the first and takes what has piled up behind it."""
         group: list[tuple[T, Future[R]]] = []
         item = self._waiting.get()
-        until = time.monotonic() + (self._linger if self._several else 0.0)
+        until = time.monotonic() + (self._linger if self._alone < _FEW else 0.0)
         try:
             while item is not None:
                 group.append(item)
@@ -88,7 +91,7 @@ class Gatherer(Generic[T, R]):
         except queue.Empty:
             return group, False
         finally:
-            self._several = len(group) > 1
+            self._alone = 0 if len(group) > 1 else self._alone + 1
         return group, True
 
     def _answer(self, group: list[tuple[T, Future[R]]]) -> None:

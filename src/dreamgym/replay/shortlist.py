@@ -140,7 +140,7 @@ class _Shortlist:
         places, promised = self._bundles.places(bundle, counts), np.repeat(self._ends[query, bundle], counts)
         owner = np.repeat(query, counts)
         for number, part in segments(owner):
-            promised[part] += self._bundles.short[places[part]] @ self._short[number]
+            promised[part] += self._bundles.short.take(places[part], axis=0) @ self._short[number]
         keep = promised >= (NEVER if bar is None else bar[owner])
         if self._allowed is not None:
             keep &= self._allowed[places]
