@@ -7,10 +7,7 @@ and tokens of a reply, then learn from them once with AdamW. TRL gets its rollou
 plays all episodes in step, each turn one batched `generate` of the trainer's model: what its users write
 where there is no vLLM. In turn, in one run, each after a warm-up; who is first changes every round.
 
-Where the dream's time goes is told by thread: the policy, the experience model and the replay buffer each
-work in one of their own. The experience model reads demonstrations and writes 40 tokens by an untrained
-model; what is then said comes from the rules of the world, so that all episodes are of full length. The
-demonstrations are searched for transitions of the shipped household among others of it, all of real text.
+Where a step in the dream goes, with replay buffers of several sizes in turn, is in `training_dream.py`.
 
 CPU time of one thread, since wall time on a busy machine tells about the others.
 """
@@ -22,53 +19,35 @@ import asyncio
 import json
 import os
 import platform
-import re
 import statistics
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
-from operator import attrgetter
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 from zlib import crc32
 
-import psutil
 import torch
 
 from dreamgym.agent import Agent, AgentSettings, examples
-from dreamgym.experience.reply import PromptSettings
-from dreamgym.experience.reply import prompt as question
 from dreamgym.models.local import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
-from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.embed import LexicalEmbedder
-from dreamgym.replay.log import Record, records
 from dreamgym.replay.offline import read_trajectories
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
 from dreamgym.rollout import Origin
 from dreamgym.rollout_groups import GroupReport, GroupSettings, roll_out_groups
-from dreamgym.synthetic import SyntheticFactory
 from dreamgym.testing import CorridorFactory
-from dreamgym.training.checkpoints import RunFolder
 from dreamgym.types import (
-    CompletionRequest,
     Outcome,
-    Prediction,
-    Provenance,
-    RetrievalFilter,
     State,
     Task,
-    Transition,
-    WorldSheet,
 )
 
 WARM_UP = 1
+DREAM_STEPS = 12
 LENGTH = 9
 AGENT = AgentSettings(max_tokens=8)
 LEARNING = GRPOSettings(behaviour="recomputed", learning_rate=1e-4)
@@ -204,7 +183,7 @@ def main() -> None:
         "step": f"{shape.tasks} tasks x {shape.group} episodes x {shape.turns} turns",
         "rounds": rounds,
         "steps": steps,
-        "dream": asyncio.run(dreams(model, tokenizer, rounds, steps, quick=arguments.quick)),
+        "dream": in_the_dream(model, tokenizer, quick=arguments.quick),
         "growth": growth(model, tokenizer, steps, quick=arguments.quick),
         "against_trl": against_trl(model, tokenizer, shape, rounds, steps),
     }
@@ -253,6 +232,13 @@ def against_trl(
     }
 
 
+def in_the_dream(model: Callable[[], Any], tokenizer: Any, *, quick: bool) -> dict[str, Any]:
+    from training_dream import dreams
+
+    sizes, steps = ((1_000, 10_000), 2) if quick else ((1_000, 10_000, 100_000), DREAM_STEPS)
+    return asyncio.run(dreams(model, tokenizer, sizes, steps))
+
+
 def growth(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick: bool) -> dict[str, Any]:
     """CPU milliseconds per episode and turn, as steps get wider and episodes longer."""
 
@@ -273,204 +259,6 @@ def growth(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick: bool)
     }
 
 
-class CostlyDream:
-    """Asks a real model about real demonstrations, and then answers by the rules of the corridor."""
-
-    name = "costly dream"
-
-    def __init__(
-        self,
-        served: LocalLanguageModel,
-        buffer: ReplayBuffer,
-        inner: CorridorFactory,
-        asked: Iterator[Transition],
-    ) -> None:
-        self._served, self._buffer, self._inner, self._asked = served, buffer, inner, asked
-
-    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
-        return await self._inner.make(task).start()
-
-    async def predict(
-        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
-    ) -> Prediction:
-        wanted, like = RetrievalFilter(environment=Household.ENVIRONMENT), next(self._asked)
-        shown = await self._buffer.search(like.state.text, like.action, k=4, filters=wanted)
-        asked = question(
-            task, sheet, history, state.text, action, shown, settings=PromptSettings(actor="agent", history=1)
-        )
-        await self._served.complete(CompletionRequest(prompt=asked, max_tokens=40, temperature=1.0))
-        corridor = self._inner.make(task)
-        await corridor.start()
-        for past in history:
-            await corridor.step(past.action)
-        outcome = graded(await corridor.step(action), "".join(past.action for past in history) + action)
-        return Prediction(outcome=replace(outcome, truncated=False), sheet=sheet)
-
-
-@dataclass(slots=True)
-class Stages:
-    """CPU seconds by stage."""
-
-    policy: float = 0.0
-    experience_model: float = 0.0
-    buffer: float = 0.0
-    update: float = 0.0
-    checkpoint: float = 0.0
-    rest: float = 0.0
-    """Prompts, bookkeeping and the event loop."""
-
-
-@dataclass(slots=True)
-class Threads:
-    """Whose threads are whose, by watching which ones come when a part is first used."""
-
-    owners: dict[int, str] = field(default_factory=dict)
-
-    def claim(self, owner: str) -> None:
-        for thread in threading.enumerate():
-            if thread.native_id is not None:
-                mine = "buffer" if thread.name.startswith("replay") else owner
-                self.owners.setdefault(thread.native_id, mine)
-
-    def spent(self) -> dict[str, float]:
-        self.claim("rest")
-        found: dict[str, float] = {}
-        for thread in psutil.Process().threads():
-            owner = self.owners.get(thread.id, "rest")
-            found[owner] = found.get(owner, 0.0) + thread.user_time + thread.system_time
-        return found
-
-
-async def dreams(
-    model: Callable[[], Any], tokenizer: Any, rounds: int, steps: int, *, quick: bool
-) -> dict[str, Any]:
-    """Stages of a step in the dream, with replay buffers of several sizes in turn; medians of rounds."""
-    sizes = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
-    household = Household()
-    found: dict[int, list[Stages]] = {size: [] for size in sizes}
-    for number in range(rounds):
-        for size in sizes if number % 2 == 0 else reversed(sizes):
-            found[size].append(await dreamt(model, tokenizer, household, size, steps))
-            tell(f"dream, {size} rows, round {number}", found[size][-1])
-
-    def median(each: list[Stages], of: Callable[[Stages], float]) -> float:
-        return round(1000 * statistics.median(of(stages) for stages in each) / steps, 1)
-
-    names = list(Stages.__dataclass_fields__)
-    return {
-        str(size): {name: median(each, attrgetter(name)) for name in names}
-        | {"all": median(each, lambda stages: sum(getattr(stages, name) for name in names))}
-        for size, each in found.items()
-    }
-
-
-async def dreamt(
-    model: Callable[[], Any], tokenizer: Any, household: Household, rows: int, steps: int
-) -> Stages:
-    learning, threads = model(), Threads()
-    threads.claim("rest")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ReplayBuffer.open(Path(folder) / "replay.sqlite", embedder=LexicalEmbedder()) as buffer,
-    ):
-        await fill(buffer, household, rows)
-        threads.claim("buffer")
-        served = {
-            "policy": LocalLanguageModel(learning, tokenizer),
-            "experience_model": LocalLanguageModel(model(), tokenizer),
-        }
-        for owner, each in served.items():
-            await each.complete(CompletionRequest(prompt="task:", max_tokens=1))
-            threads.claim(owner)
-        asked = cycle(household.asked)
-        found = await practised(learning, served, buffer, asked, threads, RunFolder(Path(folder)), steps)
-        for each in served.values():
-            await each.aclose()
-    return found
-
-
-async def practised(
-    learning: Any,
-    served: dict[str, LocalLanguageModel],
-    buffer: ReplayBuffer,
-    asked: Iterator[Transition],
-    threads: Threads,
-    folder: RunFolder,
-    steps: int,
-) -> Stages:
-    shape, policy = Shape(), served["policy"]
-    inner = CorridorFactory(length=LENGTH, horizon=shape.turns)
-    tasks = await inner.tasks("train", shape.tasks)
-    dream = CostlyDream(served["experience_model"], buffer, inner, asked)
-    factory = SyntheticFactory(dream, tasks, lambda task: WorldSheet(facts=()), horizon=shape.turns)
-    learner = GRPOLearner(learning, LEARNING, updating=policy.updating)
-    found, before = Stages(), threads.spent()
-    for step in range(WARM_UP + steps):
-        if step == WARM_UP:
-            found, before = Stages(), threads.spent()
-        report = await rolled_out(policy, factory, tasks, shape, step)
-        began = time.thread_time()
-        learner.update(report.groups)
-        learnt = time.thread_time()
-        folder.save("checkpoint.pt", learner.state_dict())
-        found.update += learnt - began
-        found.checkpoint += time.thread_time() - learnt
-        fresh = [each for group in report.groups for each in group.trajectories]
-        await buffer.add([row for each in fresh for row in records(each)])
-    after = threads.spent()
-    for owner in ("policy", "experience_model", "buffer", "rest"):
-        setattr(found, owner, after.get(owner, 0.0) - before.get(owner, 0.0))
-    found.rest -= found.update + found.checkpoint
-    return found
-
-
-class Household:
-    """The shipped household's transitions, with things renumbered as often as it takes to be enough."""
-
-    ENVIRONMENT = "household"
-    ASKED = 100
-
-    def __init__(self) -> None:
-        every = list(read_trajectories(builtin_dataset()))
-        asked, stored = every[: self.ASKED], every[self.ASKED :]
-        self._stored = [row.transition for each in stored for row in records(each)]
-        self.asked = [row.transition for each in asked for row in records(each)]
-        """Of episodes that are not stored."""
-
-    def rows(self, count: int) -> Iterator[Record]:
-        for number in range(count):
-            copy, place = divmod(number, len(self._stored))
-            recorded = self._stored[place]
-            yield Record(
-                transition=replace(
-                    recorded,
-                    state=replace(recorded.state, text=renumbered(recorded.state.text, copy)),
-                    action=renumbered(recorded.action, copy),
-                ),
-                environment=self.ENVIRONMENT,
-                task_id="filler",
-                instruction="Tidy up.",
-                trajectory_id=f"filler-{number // 25}",
-                position=number % 25,
-                trajectory_reward=0.0,
-                provenance=Provenance(source="real", policy="filler", policy_version=0, recorded_at=0.0),
-            )
-
-
-def renumbered(text: str, by: int) -> str:
-    """
-    >>> renumbered("take mug 1 from shelf 3", 2)
-    'take mug 3 from shelf 5'
-    """
-    return re.sub(r"\d+", lambda found: str(int(found[0]) + by), text) if by else text
-
-
-async def fill(buffer: ReplayBuffer, household: Household, rows: int) -> None:
-    filler = household.rows(rows)
-    while batch := list(islice(filler, 5_000)):
-        await buffer.add(batch)
-
-
 def table(result: dict[str, Any]) -> str:
     lines = [f"{name}: {result[name]}" for name in ("machine", "model", "step", "rounds", "steps")]
     compared = result["against_trl"]
@@ -486,11 +274,15 @@ def table(result: dict[str, Any]) -> str:
         lines += ["", f"{what:<12}{'rollout ms / turn':>20}{'update ms / turn':>20}"]
         for size, told in sizes.items():
             lines.append(f"{size:<12}{told['rollout_ms_per_turn']:>20}{told['update_ms_per_turn']:>20}")
-    stages = [*Stages.__dataclass_fields__, "all"]
-    lines += ["", "CPU ms of a step in the dream, by stage"]
+    sizes = result["dream"]["sizes"]
+    stages = [name for name in next(iter(sizes.values())) if name != "growth"]
+    lines += ["", f"CPU ms of a step in the dream, by stage: medians of {result['dream']['steps']} steps"]
     lines.append(f"{'buffer rows':<12}" + "".join(f"{name.replace('_', ' '):>18}" for name in stages))
-    for size, told in result["dream"].items():
+    for size, told in sizes.items():
         lines.append(f"{size:<12}" + "".join(f"{told[name]:>18}" for name in stages))
+    for size, told in sizes.items():
+        found = told["growth"]
+        lines.append(f"a step with {size} rows to one with the fewest: {found['ratio']} {found['interval']}")
     return "\n".join(lines)
 
 

@@ -6,13 +6,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from threadpoolctl import ThreadpoolController
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import BLOCK_ROWS, Hit, Queries
 from dreamgym.replay.partition import Partition
 from dreamgym.replay.sketch import COLUMNS, PAGE_ROWS, Page
-from dreamgym.replay.threads import one_thread
 
 DIMENSION = 160
 ROWS = 2 * BLOCK_ROWS + 500
@@ -151,17 +149,3 @@ def test_keys_that_lie_near_no_plane_are_read_as_they_are() -> None:
     rng = np.random.default_rng(5)
     rows = Rows(unit(rng.normal(size=(PAGE_ROWS, 400)).astype(np.float32)))
     assert pages(rows) == [None]
-
-
-def test_searches_keep_numpys_own_threads_at_rest_and_leave_them_as_they_were() -> None:
-    def threads() -> list[int]:
-        found = ThreadpoolController().select(user_api="blas").info()
-        return [each["num_threads"] for each in found if "numpy" in each["filepath"]]
-
-    before = threads()
-    assert before, "NumPy's BLAS is not known to threadpoolctl"
-    with one_thread():
-        with one_thread():
-            assert threads() == [1]
-        assert threads() == [1]
-    assert threads() == before

@@ -159,7 +159,8 @@ class MemoryView:
     def _read(self, log: TransitionLog, last_seq: int) -> None:
         while self._cursor < last_seq:
             chunk = log.scan(self._cursor)
-            self.apply(chunk)
+            with one_thread():
+                self.apply(chunk)
             newest = int(chunk.seqs[-1]) if len(chunk.seqs) else 0
             # The last rows may be evicted already: a short chunk means that nothing is left to read.
             self._cursor = newest if len(chunk.seqs) == CHUNK_ROWS else max(newest, last_seq)

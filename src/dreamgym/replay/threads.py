@@ -7,10 +7,10 @@ speed: beside models that compute, that took up to 1.5 s of CPU of a training st
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy  # noqa: F401  (its BLAS is there once it is)
 from threadpoolctl import ThreadpoolController
@@ -32,21 +32,34 @@ class _OneThread:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._limiter: Any = None
+        self._before: list[int] = []
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                self._limiter = _BLAS.limit(limits=1)
+                self._before = [each.num_threads for each in _BLAS.lib_controllers]
+                _set_threads([1] * len(self._before))
         try:
             yield
         finally:
             with self._lock:
                 self._inside -= 1
                 if self._inside == 0:
-                    self._limiter.restore_original_limits()
+                    _set_threads(self._before)
+
+
+def _set_threads(counts: Sequence[int]) -> None:
+    for each, count in zip(_BLAS.lib_controllers, counts, strict=True):
+        # From version 3.8 on, only the first thread that sets a limit may do so again, and others are ignored
+        # silently. Who is inside is counted here, so whoever it is may.
+        free = getattr(each, "clear_controlling_thread", None)
+        if free is not None:
+            free(force=True)
+        each.set_num_threads(count)
+        if free is not None:
+            free(force=True)
 
 
 one_thread: Final = _OneThread()
