@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dreamgym.replay.blocks import blocks_at
 from dreamgym.replay.bundles import Bundles
@@ -18,9 +19,8 @@ from dreamgym.replay.standings import NEVER, Numbers, Pairs, Scores, Standings, 
 
 _BUNDLES: Final = 64
 """Of a query, that are looked at to begin with."""
-_ROWS: Final = (64, 1024)
-"""And how many rows they have together: more if nearly all of these are left out by a filter."""
-_MOST_OF_ONE: Final = 512
+_ROWS: Final = (256, 4096)
+"""And how many rows of them: more if nearly all of these are left out by a filter."""
 _SEEDS: Final = 32
 """Rows whose keys are read first, because they promise most: they set the bar."""
 _MANY: Final = 256
@@ -63,9 +63,9 @@ class _Shortlist:
         standings, bar = self._standings, self._standings.bar()
         asked = np.arange(len(bar))
         for rows in _ROWS:
-            seeds = self._best(asked, rows)
-            bar = np.maximum(bar, self._bar_with(seeds))
-            asked = asked[np.bincount(seeds.query, minlength=len(bar))[asked] < standings.k]
+            known, few = self._seeds(asked, rows)
+            bar[asked] = np.maximum(bar[asked], standings.bar_with(asked, known))
+            asked = asked[few]
             if not len(asked):
                 break
         pairs = self._reaching(bar)
@@ -108,22 +108,47 @@ class _Shortlist:
             scores[seeds.query, np.concatenate(place)] = known
         return self._standings.bar_with(np.arange(len(scores)), scores)
 
-    def _best(self, asked: Numbers, rows: int) -> Pairs:
-        """Rows of promising bundles, by query."""
+    def _seeds(self, asked: Numbers, rows: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
+        """(scores of promising rows, `(queries, seeds)`; for which queries there were not even k)."""
+        ordinal, promised = self._promising(asked, rows)
+        count = min(max(_SEEDS, 2 * self._standings.k), promised.shape[1])
+        which = np.argpartition(promised, -count, axis=1)[:, -count:]
+        ordinal, real = (
+            np.take_along_axis(ordinal, which, axis=1),
+            np.take_along_axis(promised, which, axis=1) > NEVER,
+        )
+        query = np.broadcast_to(asked[:, None], real.shape)
+        known = np.full(real.shape, NEVER)
+        known[real] = self._standings.products(query[real], ordinal[real])
+        return known, real.sum(axis=1) < self._standings.k
+
+    def _promising(self, asked: Numbers, rows: int) -> tuple[Numbers, Scores]:
+        """(ordinals, promises) of so many rows of the best bundles, or of as many as all have."""
+        which = self._best(asked)
+        counts = np.diff(self._bundles.edges)[which]
+        so_far = counts.cumsum(axis=1)
+        rows = min(rows, int(so_far[:, -1].min()))  # of all queries as many, so that one product does for all
+        counts = np.diff(np.minimum(so_far, rows), axis=1, prepend=0)
+        places = self._bundles.places(which.ravel(), counts.ravel())
+        short = self._bundles.short.take(places, axis=0).reshape(len(asked), rows, -1)
+        ends = np.take_along_axis(self._ends[asked], which, axis=1)
+        promised = np.matmul(short, self._short[asked][:, :, None])[:, :, 0]
+        promised += np.repeat(ends.ravel(), counts.ravel()).reshape(promised.shape)
+        ordinal, query = self._bundles.ordinals[places], np.repeat(asked, rows)
+        promised.ravel()[~self._left_in(query, ordinal, places)] = NEVER
+        return ordinal.reshape(promised.shape), promised
+
+    def _best(self, asked: Numbers) -> Numbers:
+        """Promising bundles, `(queries, bundles)`, the best first."""
         # The best of every stripe, not the best of all: to sort them would take a quarter of the search.
-        most = self._ends if len(asked) == len(self._ends) else self._ends[asked]
+        most = self._ends[asked]
         whole = most.shape[1] - most.shape[1] % _BUNDLES
-        rest = np.broadcast_to(np.arange(whole, most.shape[1]), (len(asked), most.shape[1] - whole))
-        stripes = most[:, :whole].reshape(len(asked), -1, _BUNDLES)
+        found = np.broadcast_to(np.arange(whole, most.shape[1]), (len(asked), most.shape[1] - whole))
         if whole:
-            rest = np.concatenate([stripes.argmax(axis=1) * _BUNDLES + np.arange(_BUNDLES), rest], axis=1)
-        order = np.argsort(-np.take_along_axis(most, rest, axis=1), axis=1)
-        which = np.take_along_axis(rest, order, axis=1)
-        edges = self._bundles.edges
-        counts = np.minimum(edges[which + 1] - edges[which], _MOST_OF_ONE)
-        wanted = counts.cumsum(axis=1) - counts < rows
-        query = np.broadcast_to(asked[:, None], which.shape)
-        return self._rows(query[wanted], which[wanted], counts[wanted], None)
+            stripes = most[:, :whole].reshape(len(asked), -1, _BUNDLES).argmax(axis=1)
+            found = np.concatenate([stripes * _BUNDLES + np.arange(_BUNDLES), found], axis=1)
+        order = np.argsort(-np.take_along_axis(most, found, axis=1), axis=1)
+        return np.take_along_axis(found, order, axis=1)
 
     def _reaching(self, bar: Scores) -> Pairs:
         """All rows that may reach the bar, by query."""
@@ -136,26 +161,26 @@ class _Shortlist:
         ]
         return parts[0] if len(parts) == 1 else joined(parts)
 
-    def _rows(self, query: Numbers, bundle: Numbers, counts: Numbers, bar: Scores | None) -> Pairs:
+    def _rows(self, query: Numbers, bundle: Numbers, counts: Numbers, bar: Scores) -> Pairs:
         places, promised = self._bundles.places(bundle, counts), np.repeat(self._ends[query, bundle], counts)
         owner = np.repeat(query, counts)
         for number, part in segments(owner):
             promised[part] += self._bundles.short.take(places[part], axis=0) @ self._short[number]
-        keep = promised >= (NEVER if bar is None else bar[owner])
+        keep = np.flatnonzero(promised >= bar[owner])
+        places, owner = places[keep], owner[keep]
+        pairs = Pairs(query=owner, ordinal=self._bundles.ordinals[places], score=promised[keep])
+        return pairs.pick(self._left_in(owner, pairs.ordinal, places))
+
+    def _left_in(self, query: Numbers, ordinal: Numbers, places: Numbers) -> npt.NDArray[np.bool_]:
+        """Which pairs are of rows that are alive, and that their query does not leave out."""
+        queries, keep = self._standings.queries, ordinal >= self._first
+        if queries.trajectories.any() or queries.tasks.any():
+            order = np.argsort(ordinal)
+            order = order[len(keep) - np.count_nonzero(keep) :]
+            for block, part, rows in blocks_at(self._standings.spans, ordinal[order]):
+                which = order[part]
+                keep[which] = block.trajectories[rows] != queries.trajectories[query[which]]
+                keep[which] &= block.tasks[rows] != queries.tasks[query[which]]
         if self._allowed is not None:
             keep &= self._allowed[places]
-        ordinal = self._bundles.ordinals[places[keep]]
-        return self._left_in(Pairs(query=owner[keep], ordinal=ordinal, score=promised[keep]))
-
-    def _left_in(self, pairs: Pairs) -> Pairs:
-        """Without rows that are gone, or that their query leaves out."""
-        queries, keep = self._standings.queries, pairs.ordinal >= self._first
-        if queries.trajectories.any() or queries.tasks.any():
-            order = np.argsort(pairs.ordinal)
-            order = order[len(keep) - np.count_nonzero(keep) :]
-            for block, part, places in blocks_at(self._standings.spans, pairs.ordinal[order]):
-                which = order[part]
-                query = pairs.query[which]
-                keep[which] = block.trajectories[places] != queries.trajectories[query]
-                keep[which] &= block.tasks[places] != queries.tasks[query]
-        return pairs.pick(keep)
+        return keep

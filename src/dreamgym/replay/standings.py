@@ -10,7 +10,6 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import Hit, Queries, Span, blocks_at
 
 NEVER: Final = np.float32(-np.inf)
@@ -20,7 +19,7 @@ _ROUNDING: Final = 4e-6
 _TIES: Final = 64
 """Rows kept beside the k best when their scores cannot be told apart, oldest first."""
 _AT_ONCE: Final = 512
-"""Keys that are copied together for products: about what fits into a core's own cache."""
+"""Keys that are copied together for products: about what a core's own cache holds."""
 
 Numbers: TypeAlias = npt.NDArray[np.intp]
 Scores: TypeAlias = npt.NDArray[np.float32]
@@ -96,22 +95,18 @@ class Standings:
         self._found.append(pairs)
 
     def products(self, query: Numbers, ordinal: Numbers) -> Scores:
-        """Of pairs that are given by query."""
+        """Of pairs of a query and a row."""
         products = np.empty(len(query), np.float32)
         memory = np.empty((min(_AT_ONCE, len(query)), self.queries.keys.shape[1]), np.float32)
         for start in range(0, len(query), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
-            keys = self._keys(ordinal[part], memory)
-            for number, each in segments(query[part]):
-                np.dot(keys[each], self.queries.keys[number], out=products[part][each])
+            order = np.argsort(ordinal[part])  # block by block, and within them as they lie in memory
+            keys = memory[: len(order)]
+            for block, rows, places in blocks_at(self.spans, ordinal[part][order]):
+                np.take(block.keys, places, axis=0, out=keys[rows], mode="clip")  # unclipped, it copies twice
+            asked = self.queries.keys.take(query[part][order], axis=0)
+            products[part][order] = np.matmul(keys[:, None, :], asked[:, :, None])[:, 0, 0]
         return products
-
-    def _keys(self, ordinal: Numbers, memory: Keys) -> Keys:
-        order = np.argsort(ordinal)  # block by block, and within them as they lie in memory
-        keys = memory[: len(ordinal)]
-        for block, part, places in blocks_at(self.spans, ordinal[order]):
-            keys[order[part]] = block.keys[places]
-        return keys
 
     def finish(self) -> list[list[Hit]]:
         found = joined(self._found)
