@@ -27,6 +27,8 @@ _MANY: Final = 256
 """Rows that reach it, above which it is worth to raise it once more."""
 _TOO_MANY: Final = 1 / 16
 """Share of all rows, above which reading them all is cheaper."""
+_FEW_ALLOWED: Final = 1024
+"""Rows left by a smallest reward, up to which all of them are read."""
 _PLACES: Final = 1 << 18
 """Rows that are looked at together."""
 
@@ -60,6 +62,9 @@ class _Shortlist:
             self._ends[:, before[bundles.edges[:-1]] == before[bundles.edges[1:]]] = NEVER
 
     def run(self) -> Numbers:
+        if self._allowed is not None and np.count_nonzero(self._allowed) <= _FEW_ALLOWED:
+            self._run_all(np.flatnonzero(self._allowed))
+            return np.empty(0, np.intp)
         standings, bar = self._standings, self._standings.bar()
         asked = np.arange(len(bar))
         for rows in _ROWS:
@@ -77,6 +82,15 @@ class _Shortlist:
         left = np.bincount(pairs.query, minlength=len(bar)) > most
         self._enter(pairs.pick(~left[pairs.query]), bar)
         return np.flatnonzero(left)
+
+    def _run_all(self, places: Numbers) -> None:
+        """Without asking bundles what they promise, since filters left few rows."""
+        query = np.repeat(np.arange(len(self._ends)), len(places))
+        places = np.tile(places, len(self._ends))
+        ordinal = self._bundles.ordinals[places]
+        keep = self._left_in(query, ordinal, places)
+        everything = Pairs(query=query, ordinal=ordinal, score=np.full(len(query), np.inf, np.float32))
+        self._enter(everything.pick(keep), self._standings.bar())
 
     def _enter(self, pairs: Pairs, bar: Scores) -> None:
         standings, k = self._standings, self._standings.k
