@@ -218,6 +218,14 @@ def test_a_thousand_copies_of_one_row_are_answered_oldest_first() -> None:
     assert hits[2][0][1] == 5003
 
 
+def test_the_youngest_of_hundreds_of_nearly_equal_rows_is_first_if_it_is_nearer_by_a_hair() -> None:
+    keys = np.zeros((500, 16), np.float32)
+    keys[:, 0], keys[:, 1] = 0.6, 0.8
+    keys[-1, 0] = np.nextafter(np.float32(0.6), np.float32(1))
+    (hits,) = partition_of(keys).search(plain(np.eye(1, 16, dtype=np.float32)), 3)
+    assert [seq for _, seq in hits] == [500, 1, 2]
+
+
 def clustered(rng: np.random.Generator, rows: int, dimension: int = 48) -> Keys:
     """Keys as embeddings are: in clumps, and every fourth row a copy of another."""
     centres = unit_rows(rng, 64, dimension)

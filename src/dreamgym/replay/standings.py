@@ -17,7 +17,7 @@ NEVER: Final = np.float32(-np.inf)
 _ROUNDING: Final = 4e-6
 """More than what two ways of summing a product of unit vectors in single precision can differ by."""
 _TIES: Final = 64
-"""Rows kept beside the k best when their scores cannot be told apart, oldest first."""
+"""Rows beside the k best, above which those that cannot be told apart are looked at closely."""
 _AT_ONCE: Final = 512
 """Keys that are copied together for products: about what a core's own cache holds."""
 
@@ -114,17 +114,28 @@ class Standings:
         return rank(self.spans, self.queries, found.query, found.ordinal, self.k)
 
     def _limit_ties(self, found: Pairs) -> Pairs:
-        """Of rows that cannot be told apart (one state, met a thousand times) keep the oldest."""
+        """Of many rows that single precision cannot tell apart (one state, met a thousand times) keep k."""
         crowded = np.flatnonzero(np.bincount(found.query, minlength=len(self.queries)) > self.k + _TIES)
         if not len(crowded):
             return found
         keep = np.ones(len(found), np.bool_)
         clear = self.best.min(axis=1) + np.float32(_ROUNDING)
-        for query in crowded:
+        for query in crowded.tolist():
             tied = np.flatnonzero((found.query == query) & (found.score <= clear[query]))
-            by_age = np.argsort(found.ordinal[tied])
-            keep[tied[by_age[self.k + _TIES :]]] = False
+            tied = tied[np.argsort(found.ordinal[tied])]
+            best = np.argsort(-self._exact(query, found.ordinal[tied]), kind="stable")
+            keep[tied[best[self.k :]]] = False
         return found.pick(keep)
+
+    def _exact(self, query: int, ordinal: Numbers) -> npt.NDArray[np.float64]:
+        """Scores as `rank` has them, of rows that are given in order."""
+        scores = np.empty(len(ordinal))
+        for block, part, places in blocks_at(self.spans, ordinal):
+            for start in range(0, len(places), _AT_ONCE):
+                few = slice(start, start + _AT_ONCE)
+                keys = block.keys[places[few]].astype(np.float64)
+                scores[part][few] = np.minimum((keys * self.queries.keys[query]).sum(axis=1), 1.0)
+        return scores
 
 
 def _bar_of(best: Scores) -> Scores:
