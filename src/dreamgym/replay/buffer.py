@@ -30,7 +30,7 @@ from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
 _REEMBED_ROWS: Final = 256
 _LINGER: Final = 0.02
 """Seconds. Episodes whose searches are answered together go on together, so the models behind them get larger
-batches as well: in most steps of practice that were compared a tenth to a fifth less CPU, and no more time."""
+batches as well: in most steps of practice that were compared a tenth to a fifth less CPU, no more time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
