@@ -249,3 +249,18 @@ def test_a_task_that_holds_all_that_is_alike_can_be_left_out(rows: Rows) -> None
     crowded.partition = Partition(384)
     crowded.append(slice(None))
     crowded.check(keys[10:11], tasks=np.array([99]))
+
+
+@pytest.mark.parametrize("actions", [1, 3, 63, 64, 65])
+def test_worlds_of_few_actions_are_searched_as_exactly(actions: int) -> None:
+    rng = np.random.default_rng(10)
+    pairs = [
+        (f"You arrive at {rng.choice(PLACES)} {rng.integers(9)}.", f"do thing{rng.integers(actions)}x")
+        for _ in range(FIRST_ROWS + 300)
+    ]
+    rows = Rows(restore_keys(round_keys(LexicalEmbedder().keys(pairs))))
+    assert rows.bundles.centres.shape[1] == actions
+    asked = rng.integers(0, len(pairs), 6)
+    for k in (1, 8, 300):
+        rows.check(rows.keys[asked], k=k, own=rows.trajectories[asked])
+        rows.check(rows.keys[asked], k=k, tasks=rows.tasks[asked], least=0.5)
