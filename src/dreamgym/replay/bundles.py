@@ -27,9 +27,11 @@ FIRST_ROWS: Final = 4096
 _MORE_ROWS: Final = 2048
 """Rows that are sorted in at once, or a 64th of all; until then they are read whole."""
 _ENDS: Final = (1 / 2, 1 / 3, 1 / 4)
-"""Of a key, that are looked at; the first in which few different ones are is taken."""
+"""Of a key, that are looked at."""
 _FEW: Final = 1 / 4
 """Different ends for each row, at most: with more, bundles are hardly fewer than rows."""
+_MORE: Final = 1.5
+"""Times as many as in the shortest end, at most: with more, it holds a part of the beginning."""
 _STEPS: Final = 64.0
 """Ends that are equal when rounded to this part of 1 are in one bundle."""
 _SAMPLE: Final = 8192
@@ -172,12 +174,12 @@ def end_of(parts: Sequence[Keys]) -> int:
     >>> end_of([np.hstack([states, actions])]), end_of([states])
     (4, 0)
     """
-    for share in _ENDS:
-        columns = int(parts[0].shape[1] * share)
-        different = np.unique(np.concatenate([marks(part[:, -columns:]) for part in parts]))
-        if different.size <= _FEW * sum(map(len, parts)):
-            return columns
-    return 0
+    found = {}
+    for columns in (int(parts[0].shape[1] * share) for share in _ENDS):
+        found[columns] = np.unique(np.concatenate([marks(part[:, -columns:]) for part in parts])).size
+    # The longest that has no more of them than shorter ones: it tells most about a row.
+    most = min(_FEW * sum(map(len, parts)), _MORE * min(found.values()))
+    return next((columns for columns, different in found.items() if different <= most), 0)
 
 
 def marks(tails: Keys) -> npt.NDArray[np.int64]:
