@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
@@ -195,6 +195,8 @@ async def test_failures_of_the_endpoint_are_not_asked_again_here() -> None:
     assert len(spoken.requests) == 1
 
 
+@example(reply(next_state="\f"))
+@example(reply(next_state="\u2003… \f"))
 @given(st.text(max_size=300) | st.builds(lambda s: reply(next_state=s), st.text(max_size=50)))
 def test_any_text_is_a_reply_with_a_state_or_a_parse_error(text: str) -> None:
     for form in (FORM, AgentWorldForm(environment="shell", world=""), WebWorldForm()):

@@ -184,7 +184,7 @@ class JsonForm:
         True
         """
         reply = parsed(_Reply, text)
-        if not reply.next_state.strip(_DOTS):
+        if not reply.next_state.strip().strip(_DOTS):
             raise _misfit("expected a next_state, got an empty one")
         if reply.success and not reply.terminated:
             raise EpisodeFailedError(
