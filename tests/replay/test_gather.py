@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 
@@ -25,14 +26,19 @@ class Groups:
         self.seen.append(list(group))
         return [2 * each if each >= 0 else StoreError("negative") for each in group]
 
+    def together(self, first: int, *others: int) -> tuple[Future[int], list[Future[int]]]:
+        """Let the others come while the first is served."""
+        blocker = self.gatherer.submit(first)
+        while not blocker.running():
+            time.sleep(0.001)
+        rest = [self.gatherer.submit(each) for each in others]
+        self.open.set()
+        return blocker, rest
+
 
 def test_what_comes_while_it_works_is_the_next_group() -> None:
     groups = Groups()
-    first = groups.gatherer.submit(1)
-    while not first.running():
-        time.sleep(0.001)
-    rest = [groups.gatherer.submit(each) for each in (2, 3, -1)]
-    groups.open.set()
+    first, rest = groups.together(1, 2, 3, -1)
     assert first.result(30) == 2
     assert [future.result(30) for future in rest[:2]] == [4, 6]
     with pytest.raises(StoreError, match="negative"):
@@ -43,11 +49,7 @@ def test_what_comes_while_it_works_is_the_next_group() -> None:
 
 def test_a_group_waits_for_company_once_there_was_some() -> None:
     groups = Groups(linger=30.0)
-    blocker = groups.gatherer.submit(0)
-    while not blocker.running():
-        time.sleep(0.001)
-    together = [groups.gatherer.submit(each) for each in (1, 2)]
-    groups.open.set()
+    _, together = groups.together(0, 1, 2)
     assert [future.result(30) for future in together] == [2, 4]
     late = [groups.gatherer.submit(3)]
     time.sleep(0.05)
@@ -68,11 +70,7 @@ def test_whoever_asks_alone_is_served_at_once() -> None:
 
 def test_a_few_requests_without_company_end_the_waiting() -> None:
     groups = Groups(linger=0.05)
-    blocker = groups.gatherer.submit(0)
-    while not blocker.running():
-        time.sleep(0.001)
-    together = [groups.gatherer.submit(each) for each in (1, 2)]
-    groups.open.set()
+    _, together = groups.together(0, 1, 2)
     assert [future.result(30) for future in together] == [2, 4]
     began = time.monotonic()
     for number in range(5):

@@ -17,7 +17,8 @@ BLOCK_ROWS: Final = 4 * PAGE_ROWS
 
 Hit: TypeAlias = tuple[float, int]
 """(similarity, number of the row in the log)"""
-Places: TypeAlias = npt.NDArray[np.intp]
+Numbers: TypeAlias = npt.NDArray[np.intp]
+Scores: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Span:
         return self.stop - self.start
 
 
-def blocks_at(spans: Sequence[Span], ordinals: npt.NDArray[np.intp]) -> Iterator[tuple[Block, slice, Places]]:
+def blocks_at(spans: Sequence[Span], ordinals: Numbers) -> Iterator[tuple[Block, slice, Numbers]]:
     """(block, which of the ordinals are its rows, where they lie in it), for rows that are given in order.
 
     The spans are those of blocks in a row.

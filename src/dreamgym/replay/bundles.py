@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dreamgym.protocols import Keys
+from dreamgym.replay.blocks import Numbers, Scores
 from dreamgym.replay.sketch import Plane
-from dreamgym.replay.standings import Numbers, Scores
 
 COLUMNS: Final = 32
 """Of a beginning's short form. With 24 or 64 a search takes as long: fewer keys to read, more to look at."""

@@ -19,7 +19,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _FEW: Final = 4
-"""Groups."""
+"""So many groups of one request, one after the other, and nobody else is expected."""
 
 
 class Gatherer(Generic[T, R]):

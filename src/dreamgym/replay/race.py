@@ -4,7 +4,8 @@ Rows run in heats. A heat's scores, or where keys have short forms (`sketch`) th
 few matrix products for all queries at once; filters set those of forbidden rows to minus infinity *before*
 anything is chosen. The most promising rows are scored first, which sets a bar; then only the maxima of small
 groups of rows are looked at, since a group whose maximum is below the bar cannot matter. So nearly all scores
-are never touched again, nearly all keys never read, and Python never sees a single row.
+are never touched again, nearly all keys never read, and Python never sees a single row. Rows in bundles need
+not run: `shortlist` looks at them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dreamgym.replay.blocks import Hit, Queries, Span
+from dreamgym.replay.blocks import Hit, Numbers, Queries, Scores, Span
 from dreamgym.replay.bundles import Bundles
 from dreamgym.replay.shortlist import run_bundles
 from dreamgym.replay.sketch import PAGE_ROWS, Plane
-from dreamgym.replay.standings import NEVER, Numbers, Pairs, Scores, Standings
+from dreamgym.replay.standings import NEVER, Pairs, Standings
 
 _HEAT: Final = 1 << 22
 """About how many scores are made at once: 16 MB."""

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dreamgym.replay.blocks import blocks_at
+from dreamgym.replay.blocks import Numbers, Scores, blocks_at
 from dreamgym.replay.bundles import Bundles
-from dreamgym.replay.standings import NEVER, Numbers, Pairs, Scores, Standings, joined, segments
+from dreamgym.replay.standings import NEVER, Pairs, Standings, joined, segments
 
 _BUNDLES: Final = 64
 """Of a query, that are looked at to begin with."""
@@ -127,10 +127,8 @@ class _Shortlist:
         ordinal, promised = self._promising(asked, rows)
         count = min(max(_SEEDS, 2 * self._standings.k), promised.shape[1])
         which = np.argpartition(promised, -count, axis=1)[:, -count:]
-        ordinal, real = (
-            np.take_along_axis(ordinal, which, axis=1),
-            np.take_along_axis(promised, which, axis=1) > NEVER,
-        )
+        ordinal = np.take_along_axis(ordinal, which, axis=1)
+        real = np.take_along_axis(promised, which, axis=1) > NEVER
         query = np.broadcast_to(asked[:, None], real.shape)
         known = np.full(real.shape, NEVER)
         known[real] = self._standings.products(query[real], ordinal[real])

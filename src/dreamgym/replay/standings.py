@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from dreamgym.replay.blocks import Hit, Queries, Span, blocks_at
+from dreamgym.replay.blocks import Hit, Numbers, Queries, Scores, Span, blocks_at
 
 NEVER: Final = np.float32(-np.inf)
 """The score of forbidden rows."""
@@ -20,9 +20,6 @@ _TIES: Final = 64
 """Rows beside the k best, above which those that cannot be told apart are looked at closely."""
 _AT_ONCE: Final = 512
 """Keys that are copied together for products: about what a core's own cache holds."""
-
-Numbers: TypeAlias = npt.NDArray[np.intp]
-Scores: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
