@@ -6,9 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from stored_rows import Rows
 
 from dreamgym.protocols import Keys
-from dreamgym.replay.blocks import BLOCK_ROWS, Hit, Queries
+from dreamgym.replay.blocks import BLOCK_ROWS
 from dreamgym.replay.partition import Partition
 from dreamgym.replay.sketch import COLUMNS, PAGE_ROWS, Page
 
@@ -27,30 +28,6 @@ def near_a_plane(rng: np.random.Generator, rows: int) -> Keys:
     keys = unit((inside + 0.5 * rng.normal(size=inside.shape)).astype(np.float32))
     keys[rows // 2 :: 3] = keys[: len(keys[rows // 2 :: 3])]
     return keys
-
-
-class Rows:
-    def __init__(self, keys: Keys) -> None:
-        rng = np.random.default_rng(1)
-        self.keys, self.exact, numbers = keys, keys.astype(np.float64), np.arange(len(keys))
-        self.trajectories, self.rewards = numbers // 7 + 1, rng.random(len(keys))
-        self.partition = Partition(keys.shape[1])
-        self.partition.append(
-            seqs=numbers + 1,
-            keys=keys,
-            trajectories=self.trajectories,
-            tasks=numbers // 70 + 1,
-            rewards=self.rewards,
-        )
-
-    def by_definition(self, key: Keys, own: int, least: float | None, k: int, first: int) -> list[Hit]:
-        scores = np.minimum(np.einsum("ij,j->i", self.exact, key.astype(np.float64)), 1.0)
-        allowed = (self.trajectories != own) & (np.arange(len(scores)) >= first)
-        if least is not None:
-            allowed &= self.rewards >= least
-        rows = np.flatnonzero(allowed)
-        best = rows[np.lexsort((rows, -scores[rows]))[:k]]
-        return [(scores[row], row + 1) for row in best.tolist()]
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +69,7 @@ def test_keys_of_another_world_get_a_plane_of_their_own_and_all_are_found() -> N
     assert none is None
     assert first.plane is not second.plane
     keys = np.concatenate([one[:3], noise[:3], other[:3]])
-    nobody = np.zeros(len(keys), np.int64)
-    found = rows.partition.search(Queries(keys=keys, trajectories=nobody, tasks=nobody, min_reward=None), 4)
-    for key, hits in zip(keys, found, strict=True):
-        assert [seq for _, seq in hits] == [seq for _, seq in rows.by_definition(key, 0, None, 4, 0)]
+    rows.check(keys)
 
 
 def test_a_state_met_thousands_of_times_comes_back_oldest_first() -> None:
@@ -105,9 +79,7 @@ def test_a_state_met_thousands_of_times_comes_back_oldest_first() -> None:
     asked = np.concatenate([keys[10:11], keys[:20]])
     own = np.zeros(len(asked), np.int64)
     own[0] = rows.trajectories[10]
-    queries = Queries(keys=asked, trajectories=own, tasks=np.zeros_like(own), min_reward=None)
-    for key, mine, hits in zip(asked, own, rows.partition.search(queries, 8), strict=True):
-        assert [seq for _, seq in hits] == [s for _, s in rows.by_definition(key, int(mine), None, 8, 0)]
+    rows.check(asked, k=8, own=own)
 
 
 @pytest.mark.parametrize(("together", "least", "k"), list(product((1, 5, 20), (None, 0.3, 0.95), (1, 8))))
@@ -118,21 +90,13 @@ def test_answers_are_those_of_a_search_that_reads_every_key(
     far = unit(np.random.default_rng(2).normal(size=(1, DIMENSION)).astype(np.float32))
     keys = np.concatenate([rows.keys[asked], far])
     own = np.append(rows.trajectories[asked], 0)
-    queries = Queries(keys=keys, trajectories=own, tasks=np.zeros(len(keys), np.int64), min_reward=least)
-    for key, mine, found in zip(keys, own, rows.partition.search(queries, k), strict=True):
-        expected = rows.by_definition(key, int(mine), least, k, 0)
-        assert [seq for _, seq in found] == [seq for _, seq in expected]
-        assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-9)
+    rows.check(keys, k=k, own=own, least=least)
 
 
 def test_evicted_rows_are_not_found_by_their_short_forms() -> None:
     rows = Rows(near_a_plane(np.random.default_rng(3), BLOCK_ROWS + 1000))
     rows.partition.evict(9_000)
-    key = rows.keys[100:101]
-    nothing = np.zeros(1, np.int64)
-    queries = Queries(keys=key, trajectories=nothing, tasks=nothing, min_reward=None)
-    (found,) = rows.partition.search(queries, 4)
-    assert [seq for _, seq in found] == [s for _, s in rows.by_definition(key[0], 0, None, 4, 9_000)]
+    rows.check(rows.keys[100:101], alive=slice(9_000, None))
 
 
 def test_a_short_form_promises_no_less_than_the_keys_hold(rows: Rows) -> None:
