@@ -70,7 +70,7 @@ PLACES = {
         taught=("--steps", "1200"),
         agent=(
             *("agent.max_tokens=16", "train.horizon=30", "train.tasks=16", "curriculum.generator=none"),
-            *("train.warm_start_batch=8", "train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
+            *("train.warm_start_batch=8", "train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
         ),
         # A short one: longer imitation leaves little to learn here (`--ablations long`).
         warm_start_steps=45,
@@ -83,7 +83,7 @@ PLACES = {
         taught=("--steps", "1200"),
         agent=(
             *("agent.thought=true", "train.horizon=30", "train.tasks=12"),
-            *("train.warm_start_batch=8", "train.warm_start_rate=1e-3", "train.warm_start_matrix_rate=0.02"),
+            *("train.warm_start_batch=8", "train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
         ),
         warm_start_steps=250,
         unseen="valid_unseen",
@@ -95,7 +95,7 @@ PRACTICE = (
     # At 0.7 all rollouts of a task soon did the same, right or wrong; and where every trajectory weighs the
     # same, a refused turn costs least in the longest failures (docs/log.md).
     *("agent.temperature=1.0", "learner.lengths=token"),
-    *("learner.learning_rate=2e-4", "learner.matrix_learning_rate=0.003", "learner.warmup=4"),
+    *("learner.learning_rate=2e-4", "learner.muon_lr=0.003", "learner.warmup=4"),
     *("learner.epochs=2", "learner.minibatch=32", "learner.micro_tokens=2048"),
 )
 """Settings of all practice, in dream and reality alike."""
@@ -305,7 +305,7 @@ def spent(run: Path) -> dict[str, float]:
 
 def table(results: Path) -> str:
     """Markdown: a row per environment, method and ablation, its seeds together."""
-    from dreamgym.training.estimates import paired_difference, share_of_episodes
+    from dreamgym.evaluation.statistics import paired_difference, share_of_episodes
 
     known = list(read(results))
     starts = {(each["environment"], each["seed"]): each for each in known if each["method"] == "sft"}
@@ -372,7 +372,7 @@ def minutes(cells: Sequence[dict[str, Any]]) -> float:
 
 def plot(results: Path) -> str:
     """SVG: a bar for each row of the table, with its interval."""
-    from dreamgym.training.estimates import share_of_episodes
+    from dreamgym.evaluation.statistics import share_of_episodes
 
     known = list(read(results))
     rows = rows_of(known)

@@ -43,13 +43,13 @@ import httpx
 import psutil
 
 from dreamgym.config import EndpointConfig
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.garbage import settled
 from dreamgym.models import tiny
-from dreamgym.models.endpoint import Endpoint
+from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.http_server import Answer, Asked, HttpServer
-from dreamgym.models.local import LocalLanguageModel
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import read_trajectories
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.types import CompletionRequest
 
 NAME = "served"

@@ -25,8 +25,8 @@ from typing import Any
 import psutil
 
 from dreamgym.envs.alfworld import AlfworldFactory, AlfworldOptions
-from dreamgym.envs.alfworld.engine import Engine
-from dreamgym.envs.policies import RandomPolicy
+from dreamgym.envs.alfworld.episode_process import Engine
+from dreamgym.envs.scripted_policies import RandomPolicy
 from dreamgym.types import Task, Transition
 
 UNTOUCHED = """
@@ -102,7 +102,7 @@ def compare_engines(folder: Path, factory: AlfworldFactory, tasks: Sequence[Task
 
 
 def _complete_game(folder: Path, game: Path) -> Path:
-    from dreamgym.envs.alfworld.engine import complete_game
+    from dreamgym.envs.alfworld.episode_process import complete_game
 
     path = folder / f"{game.stem}.tw-pddl"
     path.write_text(json.dumps(complete_game(json.loads(game.read_text()), "as_is")), encoding="utf-8")

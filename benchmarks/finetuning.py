@@ -29,14 +29,14 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.experience.dataset import Example, examples
 from dreamgym.experience.finetune import FinetuneSettings, Finetuning, Progress
-from dreamgym.experience.reply import PromptSettings
+from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.models.tiny import make_model, make_tokenizer
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.teach import encoder
+from dreamgym.training.experience import encoder
 
 BATCH = 32
 WARM_UP = 2
@@ -105,7 +105,7 @@ def main() -> None:
 async def batch() -> list[Example]:
     """Of like length, as our loop would put them together."""
     recorded = islice(read_trajectories(builtin_dataset()), 40)
-    made = examples(recorded, HouseholdTeacher(), settings=PromptSettings(actor=AGENT, history=1))
+    made = examples(recorded, HouseholdAnnotator(), settings=PromptSettings(actor=AGENT, history=1))
     steps = sorted([one async for one in made if one.position >= 0], key=lambda one: len(one.prompt))
     middle = len(steps) // 2
     return steps[middle : middle + BATCH]

@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 
-from dreamgym.models.local import LocalLanguageModel
-from dreamgym.models.packed import PackedBackend, PackedForward
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.models.local.kv_cache import Step
+from dreamgym.models.local.language_model import LocalLanguageModel
+from dreamgym.models.local.packed_batch import PackedBackend, PackedForward
 from dreamgym.models.tiny import make_model, make_tokenizer
-from dreamgym.models.workspace import Step
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import read_trajectories
 from dreamgym.types import CompletionRequest
 
 TURNS = 10

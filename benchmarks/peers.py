@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dreamgym.rl import objectives
+from dreamgym.rl import losses
 
 ROWS, LONGEST, VOCABULARY = 8, 12, 11
 LENGTHS = (12, 1, 7, 3, 12, 5, 9, 2)
 GROUPS = (0, 0, 0, 1, 1, 1, 1, 1)
 LOW, HIGH, VALUE_CLIP, DISCOUNT, DECAY = 0.2, 0.28, 0.3, 0.95, 0.9
-MODES: dict[objectives.LengthNormalisation, str] = {
+MODES: dict[losses.LengthNormalisation, str] = {
     "token": "token-mean",
     "trajectory": "seq-mean-token-mean",
     "constant": "seq-mean-token-sum-norm",
@@ -102,12 +102,12 @@ def our_values(given: Values) -> Values:
     counts = trained.sum(1).tolist()
     advantages = of["advantages"][:, None].expand_as(trained)
 
-    def policy_loss(lengths: objectives.LengthNormalisation) -> Callable[[Tensor], Tensor]:
-        weigh = objectives.token_weights(counts, lengths, constant=LONGEST)
+    def policy_loss(lengths: losses.LengthNormalisation) -> Callable[[Tensor], Tensor]:
+        weigh = losses.token_weights(counts, lengths, constant=LONGEST)
         weights = torch.tensor(weigh, dtype=torch.float64)[:, None] * of["mask"]
 
         def loss(logprobs: Tensor) -> Tensor:
-            each = objectives.clipped_policy_loss(
+            each = losses.clipped_policy_loss(
                 logprobs, of["behaviour"], advantages, clip_low=LOW, clip_high=HIGH
             )
             return (weights * each).sum()
@@ -120,21 +120,19 @@ def our_values(given: Values) -> Values:
     found: Values = {
         f"policy_loss_{lengths}": with_gradient(policy_loss(lengths), of["logprobs"]) for lengths in MODES
     }
-    stopped = objectives.clipped(of["logprobs"], of["behaviour"], advantages, clip_low=LOW, clip_high=HIGH)
+    stopped = losses.clipped(of["logprobs"], of["behaviour"], advantages, clip_low=LOW, clip_high=HIGH)
     return found | {
-        "clipped_share": float(stopped[trained].double().mean()),
+        "clip_fraction": float(stopped[trained].double().mean()),
         "value_loss": with_gradient(
             lambda values: mean(
-                objectives.clipped_value_loss(
-                    values, of["values_before"], of["value_targets"], clip=VALUE_CLIP
-                )
+                losses.clipped_value_loss(values, of["values_before"], of["value_targets"], clip=VALUE_CLIP)
             ),
             of["values"],
         ),
         "kl": with_gradient(
-            lambda logprobs: mean(objectives.kl_to_reference(logprobs, of["reference"])), of["logprobs"]
+            lambda logprobs: mean(losses.kl_to_reference(logprobs, of["reference"])), of["logprobs"]
         ),
-        "entropy": with_gradient(lambda logits: mean(objectives.entropy(logits)), of["logits"]),
+        "entropy": with_gradient(lambda logits: mean(losses.entropy(logits)), of["logits"]),
         "group_advantages": _group_advantages(of, scale=True),
         "group_advantages_unscaled": _group_advantages(of, scale=False),
         "gae": _gae(of, [0.0] * ROWS),
@@ -145,7 +143,7 @@ def our_values(given: Values) -> Values:
 def _group_advantages(of: dict[str, Tensor], *, scale: bool) -> list[float]:
     groups = torch.tensor(GROUPS)
     each = [
-        objectives.group_advantages(of["returns"][groups == group], scale_by_std=scale)
+        losses.group_advantages(of["returns"][groups == group], scale_by_std=scale)
         for group in sorted(set(GROUPS))
     ]
     found: list[float] = torch.cat(each).tolist()
@@ -157,7 +155,7 @@ def _gae(of: dict[str, Tensor], left_at: list[float]) -> list[list[float]]:
     found = []
     for row, trained in enumerate(of["mask"].bool()):
         rewards, values = (of[name][row][trained].tolist() for name in ("rewards", "values"))
-        found.append(objectives.gae(rewards, values, left_at[row], discount=DISCOUNT, decay=DECAY))
+        found.append(losses.gae(rewards, values, left_at[row], discount=DISCOUNT, decay=DECAY))
     return found
 
 
@@ -212,7 +210,7 @@ def verl_values(given: Values) -> Values:
             f"policy_loss_{lengths}": with_gradient(loss_in(mode), of["logprobs"])
             for lengths, mode in MODES.items()
         },
-        "clipped_share": policy_loss(of["logprobs"], "token-mean")[1]["actor/pg_clipfrac"],
+        "clip_fraction": policy_loss(of["logprobs"], "token-mean")[1]["actor/pg_clipfrac"],
         "value_loss": with_gradient(
             lambda values: core_algos.compute_value_loss(
                 values, of["value_targets"], of["values_before"], mask, VALUE_CLIP

@@ -33,9 +33,9 @@ from rich.table import Table
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embed import LexicalEmbedder
-from dreamgym.replay.encode import encode_payload, round_keys
-from dreamgym.replay.log import Record
+from dreamgym.replay.embedders import LexicalEmbedder
+from dreamgym.replay.serialization import encode_payload, round_keys
+from dreamgym.replay.store import Record
 from dreamgym.types import Outcome, Provenance, RetrievalFilter, State, Transition
 from replay_library import STEPS, Blas, Faiss, Library, Ours, household_pairs
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dreamgym.protocols import Keys
-from dreamgym.replay.embed import LexicalEmbedder
-from dreamgym.replay.encode import restore_keys, round_keys
+from dreamgym.replay.embedders import LexicalEmbedder
 from dreamgym.replay.index import MemoryView
 from dreamgym.replay.lists import load_faiss
-from dreamgym.replay.log import CHUNK_ROWS, Chunk
+from dreamgym.replay.serialization import restore_keys, round_keys
+from dreamgym.replay.store import CHUNK_ROWS, Chunk
 from dreamgym.types import RetrievalFilter
 
 K = 8

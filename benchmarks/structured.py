@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config, load_config
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.annotate import LanguageModelTeacher
-from dreamgym.experience.judge import RubricJudge
-from dreamgym.experience.reward import EvidenceJudge
-from dreamgym.models.named import LanguageModels
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.dreamers import known_starts, open_dreamer
+from dreamgym.experience.annotate import LanguageModelAnnotator
+from dreamgym.experience.rewards import EvidenceJudge
+from dreamgym.experience.rubric_judge import RubricJudge
+from dreamgym.models.registry import LanguageModels
+from dreamgym.training.experience_loading import known_starts, open_prompted_model
 from dreamgym.types import Trajectory, WorldSheet
 
 NAME = "endpoint:small"
@@ -132,9 +132,9 @@ def some_episodes(count: int) -> list[Trajectory]:
 def roles(
     models: LanguageModels, config: Config, episodes: list[Trajectory]
 ) -> dict[str, Callable[[Trajectory, int], Awaitable[object]]]:
-    dreamer = open_dreamer(NAME, models, config, None, rewarder=None, starts=known_starts(episodes))
+    dreamer = open_prompted_model(NAME, models, config, None, rewarder=None, starts=known_starts(episodes))
     tokens = config.prompted.max_tokens
-    teacher = LanguageModelTeacher(
+    teacher = LanguageModelAnnotator(
         models.open(NAME, role="teacher"), name=NAME, max_tokens=tokens, retries=-1, text_limit=600
     )
     grader = EvidenceJudge(models.open(NAME, role="grader"), attempts=1)

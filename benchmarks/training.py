@@ -30,15 +30,15 @@ from zlib import crc32
 
 import torch
 
-from dreamgym.agent import Agent, AgentSettings, examples
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.agents import Agent, AgentSettings, examples
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import read_trajectories
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
-from dreamgym.rollout import Origin
-from dreamgym.rollout_groups import GroupReport, GroupSettings, roll_out_groups
+from dreamgym.rollout_groups import GroupReport, GroupSettings, run_groups
+from dreamgym.rollouts import Origin
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import (
     Outcome,
@@ -127,7 +127,7 @@ def corpus() -> Any:
 async def rolled_out(
     served: LocalLanguageModel, factory: Any, tasks: Sequence[Task], shape: Shape, step: int
 ) -> GroupReport:
-    return await roll_out_groups(
+    return await run_groups(
         factory,
         lambda environment, name, seed: Agent(served, settings=AGENT, conversation=name, seed=seed),
         tasks,

@@ -24,18 +24,18 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from dreamgym.experience.reply import PromptSettings
-from dreamgym.experience.reply import prompt as question
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.envs.synthetic import SyntheticFactory
+from dreamgym.experience.reply_format import PromptSettings
+from dreamgym.experience.reply_format import prompt as question
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.embed import LexicalEmbedder
-from dreamgym.replay.log import Record, records
-from dreamgym.replay.offline import read_trajectories
+from dreamgym.replay.embedders import LexicalEmbedder
+from dreamgym.replay.store import Record, records
 from dreamgym.rl.grpo import GRPOLearner
-from dreamgym.synthetic import SyntheticFactory
 from dreamgym.testing import CorridorFactory
-from dreamgym.training.checkpoints import RunFolder
+from dreamgym.training.run_dir import RunDir
 from dreamgym.types import (
     CompletionRequest,
     Prediction,
@@ -135,7 +135,7 @@ class Practice:
     factory: SyntheticFactory
     tasks: Sequence[Task]
     buffer: ReplayBuffer
-    folder: RunFolder
+    folder: RunDir
     threads: Threads
 
     @classmethod
@@ -172,7 +172,7 @@ class Practice:
             factory=factory,
             tasks=tasks,
             buffer=buffer,
-            folder=RunFolder(folder),
+            folder=RunDir(folder),
             threads=threads,
         )
 

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
-from dreamgym.agent import prompt
+from dreamgym.agents import prompt
 from dreamgym.types import Completion, State, Task, Transition
 from training import AGENT, LEARNING, WARM_UP, Costs, Shape, world
 

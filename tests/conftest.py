@@ -17,9 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-pytest_plugins = ["postgres_server"]
+pytest_plugins = ["tests.replay.postgres_server"]
 
 ROOT = Path(__file__).parent.parent
+
+# Processes that tests start import helpers from the package `tests`, wherever they run.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 # A server that is installed beside us or not at all: its tests are part of the suite where it is named.
 collect_ignore = [] if os.environ.get("DREAMGYM_VLLM_PYTHON") else ["models/test_vllm.py"]

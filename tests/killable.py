@@ -10,7 +10,7 @@ from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["dreamgym.training.train", "dreamgym.models.local", "dreamgym.rl.learner"]
+    ["dreamgym.training.trainer", "dreamgym.models.local.language_model", "dreamgym.rl.policy_gradient"]
     + [f"transformers.models.{name}.modeling_{name}" for name in ("lfm2", "llama")]
 )
 

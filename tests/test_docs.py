@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from conftest import ROOT
 from dreamgym.cli import app
+from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("*.md"))

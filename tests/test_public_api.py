@@ -14,7 +14,7 @@ PUBLIC = [
     "EnvironmentSpec", "FailureKind", "Outcome", "Policy", "Provenance", "ReplayBuffer", "RetrievalFilter",
     "Retriever", "State", "Task", "Trajectory", "TrajectoryWriter", "Transition", "WorldSheet",
     "builtin_dataset", "check_environment", "collect", "load_config", "open_environment",
-    "read_trajectories", "roll_out",
+    "read_trajectories", "run_episode",
 ]  # fmt: skip
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dreamgym.curriculum.authors import parse_variations
-from dreamgym.experience.judge import parse_scores
+from dreamgym.curriculum.task_proposers import parse_variations
+from dreamgym.experience.rubric_judge import parse_scores
 from dreamgym.structured import json_of
 
 JSON = st.recursive(

@@ -9,15 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dreamgym.collect import collect
+    from dreamgym.collection import collect
     from dreamgym.config import Config, load_config
+    from dreamgym.data.datasets import builtin_dataset
+    from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
     from dreamgym.envs.registry import EnvironmentSpec, open_environment
     from dreamgym.errors import DreamGymError
     from dreamgym.protocols import Embedder, Environment, EnvironmentFactory, Policy, Retriever
     from dreamgym.replay.buffer import ReplayBuffer
-    from dreamgym.replay.builtin import builtin_dataset
-    from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
-    from dreamgym.rollout import roll_out
+    from dreamgym.rollouts import run_episode
     from dreamgym.testing import check_environment
     from dreamgym.types import (
         Demonstration,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "collect": "collect",
+    "collect": "collection",
     "Config": "config",
     "load_config": "config",
     "EnvironmentSpec": "envs.registry",
@@ -47,10 +47,10 @@ _HOME = {
     "Policy": "protocols",
     "Retriever": "protocols",
     "ReplayBuffer": "replay.buffer",
-    "builtin_dataset": "replay.builtin",
-    "TrajectoryWriter": "replay.offline",
-    "read_trajectories": "replay.offline",
-    "roll_out": "rollout",
+    "builtin_dataset": "data.datasets",
+    "TrajectoryWriter": "data.trajectories",
+    "read_trajectories": "data.trajectories",
+    "run_episode": "rollouts",
     "check_environment": "testing",
     "Demonstration": "types",
     "FailureKind": "types",
@@ -91,7 +91,7 @@ __all__ = [
     "load_config",
     "open_environment",
     "read_trajectories",
-    "roll_out",
+    "run_episode",
 ]
 
 

@@ -11,11 +11,11 @@ from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict
 
-from dreamgym.agent import LONGEST_ACTION, AgentSettings, one_line, prompt
+from dreamgym.agents import LONGEST_ACTION, AgentSettings, one_line, prompt
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.forms import fill, parsed
+from dreamgym.experience.prompt_formats import fill, parsed
 from dreamgym.protocols import Environment, LanguageModel
-from dreamgym.rollout_groups import MakeMember
+from dreamgym.rollout_groups import PolicyFactory
 from dreamgym.types import CompletionRequest, Decision, FailureKind, State, Task, Transition
 
 _MAX_TOKENS = 400
@@ -86,7 +86,7 @@ class PromptedAgent:
         raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
 
 
-def prompted_members(model: LanguageModel, settings: AgentSettings, *, name: str) -> MakeMember:
+def prompted_members(model: LanguageModel, settings: AgentSettings, *, name: str) -> PolicyFactory:
     """Makes the agent of each episode."""
 
     def member(environment: Environment, conversation: str, seed: int) -> PromptedAgent:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from dreamgym.errors import RolloutsFailingError
 from dreamgym.protocols import Environment, EnvironmentFactory, Policy
-from dreamgym.rollout import NO_LIMITS, REAL, Limits, Origin, roll_out
+from dreamgym.rollouts import NO_LIMITS, REAL, Limits, Origin, run_episode
 from dreamgym.types import FailureKind, RolloutFailure, RolloutGroup, Task, Trajectory
 
-MakeMember = Callable[[Environment, str, int], Policy]
+PolicyFactory = Callable[[Environment, str, int], Policy]
 """Makes the policy of one episode from its environment, its trajectory's id and a seed of its own."""
 
 
@@ -63,9 +63,9 @@ OnGroup = Callable[[RolloutGroup], None]
 _USUAL = GroupSettings()
 
 
-async def roll_out_groups(
+async def run_groups(
     factory: EnvironmentFactory,
-    make_member: MakeMember,
+    make_policy: PolicyFactory,
     tasks: Sequence[Task],
     *,
     name: str,
@@ -88,7 +88,7 @@ async def roll_out_groups(
     Raises:
         RolloutsFailingError: the share of failures stayed above the limit.
     """
-    run = _Groups(factory, make_member, name, seed, settings, origin, breaker)
+    run = _Groups(factory, make_policy, name, seed, settings, origin, breaker)
     given = zip(range(len(tasks)) if numbers is None else numbers, tasks, strict=True)
 
     async def told(number: int, task: Task) -> RolloutGroup | RolloutFailure:
@@ -123,7 +123,7 @@ class _Groups:
     def __init__(
         self,
         factory: EnvironmentFactory,
-        make_member: MakeMember,
+        make_policy: PolicyFactory,
         name: str,
         seed: int,
         settings: GroupSettings,
@@ -132,7 +132,7 @@ class _Groups:
     ) -> None:
         self.report = GroupReport()
         self._factory = factory
-        self._make_member = make_member
+        self._make_member = make_policy
         self._name = name
         self._seed = seed
         self._settings = settings
@@ -169,7 +169,7 @@ class _Groups:
         own = shared * 1_009 + member
         async with self._places:
             await self._breaker.closed()
-            result = await roll_out(
+            result = await run_episode(
                 lambda: self._factory.make(task, seed=shared),
                 lambda environment: self._make_member(environment, trajectory_id, own),
                 trajectory_id=trajectory_id,

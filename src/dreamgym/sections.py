@@ -163,7 +163,7 @@ class LearnerConfig(Section):
         "grpo", description="dpo: no practice, only pairs of recorded successes and failures of one task"
     )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
-    matrix_learning_rate: float | None = Field(
+    muon_lr: float | None = Field(
         None, gt=0, description="if given, matrices learn by Muon at this rate (models from scratch)"
     )
     epochs: int = Field(1, ge=1, description="how often every trajectory is learnt from")
@@ -225,8 +225,8 @@ class TrainConfig(Section):
     warm_start_successes: int | None = Field(
         None, ge=1, description="imitate so many of the recorded successes, chosen by the seed; None for all"
     )
-    warm_start_rate: float = Field(3e-4, gt=0, description="learning rate of AdamW in the warm start")
-    warm_start_matrix_rate: float | None = Field(
+    warm_start_lr: float = Field(3e-4, gt=0, description="learning rate of AdamW in the warm start")
+    warm_start_muon_lr: float | None = Field(
         None, gt=0, description="if given, matrices learn by Muon at this rate; 0.02 is usual from scratch"
     )
     warm_start_exchange: bool = Field(False, description="teach to copy numbers by exchanging them")

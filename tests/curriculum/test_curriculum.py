@@ -9,34 +9,34 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-import small_models
-from pool_examples import group, seed_task
 
-from command import dreamgym
 from dreamgym.config import CurriculumConfig
-from dreamgym.curriculum.gate import Gate
+from dreamgym.curriculum.curriculum import Curriculum
 from dreamgym.curriculum.generator import LanguageModelTaskGenerator
-from dreamgym.curriculum.pool import FILE, TaskPool, lineage, read_pool
-from dreamgym.curriculum.source import Curriculum
+from dreamgym.curriculum.task_filter import TaskFilter
+from dreamgym.curriculum.task_pool import FILE, TaskPool, lineage, read_pool
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld import SPEC
 from dreamgym.envs.alfworld.instructions import can_succeed_here, task_from_instruction
 from dreamgym.envs.textworld import SPEC as TEXTWORLD
 from dreamgym.errors import ConfigError
-from dreamgym.experience.reply import variation_text
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.experience.reply_format import variation_text
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.protocols import TaskSource
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.embed import LexicalEmbedder
-from dreamgym.replay.offline import read_trajectories
+from dreamgym.replay.embedders import LexicalEmbedder
 from dreamgym.testing import ScriptedLanguageModel
-from dreamgym.training.curriculum import (
-    DrawnWorlds,
+from dreamgym.training.curriculum_setup import (
+    SampledStarts,
     open_curriculum,
     prompted_author,
     taught_author,
     worlds_for,
 )
 from dreamgym.types import CompletionRequest, RolloutGroup, Task, Trajectory
+from tests.command import dreamgym
+from tests.curriculum.pool_examples import group, seed_task
+from tests.models import small_models
 
 SETTINGS = CurriculumConfig(every=2, sources=3, generated_fraction=0.5)
 
@@ -47,7 +47,7 @@ def recorded() -> Sequence[Trajectory]:
 
 
 @pytest.fixture(scope="module")
-def worlds(recorded: Sequence[Trajectory]) -> DrawnWorlds:
+def worlds(recorded: Sequence[Trajectory]) -> SampledStarts:
     return worlds_for(SPEC, (each.sheet for each in recorded if each.sheet is not None))
 
 
@@ -74,7 +74,7 @@ def varied(others: Sequence[str]) -> ScriptedLanguageModel:
 def opened(
     folder: Path,
     seeds: Sequence[Task],
-    worlds: DrawnWorlds,
+    worlds: SampledStarts,
     others: Sequence[str],
     reserved: Sequence[str] = (),
 ) -> Curriculum:
@@ -97,7 +97,7 @@ async def run(curriculum: TaskSource, steps: int) -> list[list[str]]:
 
 
 async def test_new_household_tasks_join_the_pool_and_are_practised(
-    tmp_path: Path, seeds: list[Task], worlds: DrawnWorlds, others: list[str]
+    tmp_path: Path, seeds: list[Task], worlds: SampledStarts, others: list[str]
 ) -> None:
     reserved = others[:100]
     curriculum = opened(tmp_path, seeds, worlds, others, reserved)
@@ -122,7 +122,7 @@ async def test_new_household_tasks_join_the_pool_and_are_practised(
 
 
 async def test_a_resumed_curriculum_equals_one_that_never_stopped(
-    tmp_path: Path, seeds: list[Task], worlds: DrawnWorlds, others: list[str]
+    tmp_path: Path, seeds: list[Task], worlds: SampledStarts, others: list[str]
 ) -> None:
     whole = opened(tmp_path / "whole", seeds, worlds, others)
     expected = await run(whole, 7)
@@ -144,7 +144,7 @@ async def test_a_resumed_curriculum_equals_one_that_never_stopped(
 
 
 async def test_a_run_killed_before_its_first_checkpoint_begins_anew(
-    tmp_path: Path, seeds: list[Task], worlds: DrawnWorlds, others: list[str]
+    tmp_path: Path, seeds: list[Task], worlds: SampledStarts, others: list[str]
 ) -> None:
     first = opened(tmp_path, seeds, worlds, others)
     seen = await run(first, 3)
@@ -156,7 +156,7 @@ async def test_a_run_killed_before_its_first_checkpoint_begins_anew(
 
 
 async def test_a_state_or_seed_tasks_of_another_run_are_refused_and_change_nothing(
-    tmp_path: Path, seeds: list[Task], worlds: DrawnWorlds, others: list[str]
+    tmp_path: Path, seeds: list[Task], worlds: SampledStarts, others: list[str]
 ) -> None:
     curriculum = opened(tmp_path, seeds, worlds, others)
     await run(curriculum, 4)
@@ -183,7 +183,7 @@ async def test_with_an_embedder_alike_tasks_share_their_entropy_as_ppo_needs(tmp
 
 
 async def test_any_language_model_is_asked_with_what_there_is_and_how_tasks_are_worded(
-    tmp_path: Path, seeds: list[Task], worlds: DrawnWorlds, others: list[str]
+    tmp_path: Path, seeds: list[Task], worlds: SampledStarts, others: list[str]
 ) -> None:
     def script(request: CompletionRequest) -> str:
         if "You choose" in request.prompt:
@@ -205,7 +205,7 @@ async def test_any_language_model_is_asked_with_what_there_is_and_how_tasks_are_
 
 
 async def test_real_weights_that_were_never_taught_bring_nothing_and_every_candidate_is_counted(
-    tmp_path: Path, seeds: list[Task], worlds: DrawnWorlds
+    tmp_path: Path, seeds: list[Task], worlds: SampledStarts
 ) -> None:
     model = LocalLanguageModel(small_models.model(), small_models.tokenizer())
     author = taught_author(model, worlds, name="nano", settings=SETTINGS)
@@ -213,7 +213,7 @@ async def test_real_weights_that_were_never_taught_bring_nothing_and_every_candi
     try:
         for name in ("one", "two"):
             with TaskPool(tmp_path / name) as pool:
-                gate = Gate(task_from_instruction, worlds)
+                gate = TaskFilter(task_from_instruction, worlds)
                 generator = LanguageModelTaskGenerator(author, gate, pool, candidates=3, attempts=1)
                 assert await generator.vary(seeds[:2], count=2, seed=0) == []
                 counts.append(generator.counts)
@@ -224,7 +224,7 @@ async def test_real_weights_that_were_never_taught_bring_nothing_and_every_candi
 
 
 def test_an_environment_that_cannot_read_instructions_says_what_to_set(
-    tmp_path: Path, worlds: DrawnWorlds, others: list[str]
+    tmp_path: Path, worlds: SampledStarts, others: list[str]
 ) -> None:
     with pytest.raises(ConfigError, match=r"set curriculum\.generator to none"):
         worlds_for(replace(TEXTWORLD, can_succeed=None), [])
@@ -234,7 +234,7 @@ def test_an_environment_that_cannot_read_instructions_says_what_to_set(
 
 
 async def test_the_pool_of_a_run_can_be_listed_and_shown(
-    tmp_path: Path, seeds: list[Task], worlds: DrawnWorlds, others: list[str]
+    tmp_path: Path, seeds: list[Task], worlds: SampledStarts, others: list[str]
 ) -> None:
     curriculum = opened(tmp_path, seeds, worlds, others)
     await run(curriculum, 6)
@@ -265,8 +265,8 @@ def test_a_task_that_few_worlds_allow_begins_in_the_one_it_was_let_in_with(
     recorded: Sequence[Trajectory], seeds: list[Task]
 ) -> None:
     sheets = [each.sheet for each in recorded if each.sheet is not None]
-    allowed = DrawnWorlds(sheets, lambda task, sheet: True)(seeds[0])
-    rare = DrawnWorlds(sheets, lambda task, sheet: sheet == allowed)
+    allowed = SampledStarts(sheets, lambda task, sheet: True)(seeds[0])
+    rare = SampledStarts(sheets, lambda task, sheet: sheet == allowed)
     assert [rare(seeds[0], seed) for seed in (1, 2)] == [None, None]
     begins = [rare.beginning(seeds[0], seed) for seed in (0, 1, 2)]
     assert [each.sheet if each else None for each in begins] == [allowed] * 3

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from dreamgym.config import Config, load_config
-from dreamgym.curriculum.pool import FILE, read_pool
+from dreamgym.curriculum.task_pool import FILE, read_pool
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.alfworld import SPEC, AlfworldOptions
 from dreamgym.envs.alfworld.generate import generate_game
 from dreamgym.envs.alfworld.instructions import can_succeed_here
 from dreamgym.envs.textworld import SPEC as TEXTWORLD
 from dreamgym.errors import ConfigError
-from dreamgym.experience.reply import variation_text
-from dreamgym.models.named import LanguageModels
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
+from dreamgym.experience.reply_format import variation_text
+from dreamgym.models.registry import LanguageModels
 from dreamgym.testing import ScriptedLanguageModel
-from dreamgym.testing.served import ScriptedServer
-from dreamgym.training.curriculum import curriculum_of, generates
-from dreamgym.training.train import train
+from dreamgym.testing.scripted_server import ScriptedServer
+from dreamgym.training.curriculum_setup import curriculum_of, generates
+from dreamgym.training.trainer import train
 from dreamgym.types import (
     CompletionRequest,
     Outcome,

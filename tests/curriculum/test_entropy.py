@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_examples import group, seed_task
 
 from dreamgym.curriculum.entropy import cluster, cluster_entropy, group_entropy, reward_entropy
-from dreamgym.replay.embed import LexicalEmbedder
+from dreamgym.replay.embedders import LexicalEmbedder
+from tests.curriculum.pool_examples import group, seed_task
 
 
 @settings(deadline=None)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld import SPEC
 from dreamgym.envs.alfworld.generate import FAMILIES, generate_game
 from dreamgym.envs.alfworld.instructions import can_succeed_here, task_from_instruction
 from dreamgym.envs.alfworld.rooms import affordances
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import read_trajectories
 from dreamgym.types import Task
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from trajectory_examples import episode, trajectories
 
+from dreamgym.data.ingest import Defaults, atif
+from dreamgym.data.ingest.dialogue import END
+from dreamgym.data.ingest.json_reader import Record
 from dreamgym.errors import DataError
-from dreamgym.replay.formats import Defaults, atif
-from dreamgym.replay.formats.dialogue import END
-from dreamgym.replay.formats.records import Record
 from dreamgym.types import Trajectory
+from tests.data.trajectory_examples import episode, trajectories
 
 TERMINAL = Defaults(environment="terminal")
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trajectory_examples import episode, json_values, trajectories
 
+from dreamgym.data.ingest import Defaults, atif, messages, read_foreign
+from dreamgym.data.ingest.dialogue import EMPTY, END, NO_REPLY
+from dreamgym.data.ingest.json_reader import Record
+from dreamgym.data.schema import decode_trajectory, encode_trajectory, parse_json
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.replay.formats import Defaults, atif, messages, read_foreign
-from dreamgym.replay.formats.dialogue import EMPTY, END, NO_REPLY
-from dreamgym.replay.formats.records import Record
-from dreamgym.replay.rows import decode_trajectory, encode_trajectory, parse_json
 from dreamgym.types import Trajectory
+from tests.data.trajectory_examples import episode, json_values, trajectories
 
 SHOP = Defaults(environment="shop", split="valid")
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trajectory_examples import json_values
 
+from dreamgym.data.ingest import Defaults, detect, read_foreign
+from dreamgym.data.ingest.dialogue import END
+from dreamgym.data.schema import decode_trajectory, encode_trajectory
 from dreamgym.errors import DataError
-from dreamgym.replay.formats import Defaults, detect, read_foreign
-from dreamgym.replay.formats.dialogue import END
-from dreamgym.replay.rows import decode_trajectory, encode_trajectory
 from dreamgym.types import Trajectory
+from tests.data.trajectory_examples import json_values
 
 SUPPORT = Defaults(environment="support")
 clock = count(1_700_000_000_000_000_000, 1_000_000_000)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
-from trajectory_examples import episode, trajectories
 
+from dreamgym.data.ingest import Defaults, detect, export, parquet, read_foreign
 from dreamgym.errors import DataError
-from dreamgym.replay.formats import Defaults, detect, export, parquet, read_foreign
 from dreamgym.types import Trajectory
+from tests.data.trajectory_examples import episode, trajectories
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -93,7 +93,7 @@ def test_a_file_that_is_no_parquet_or_lacks_a_column_is_refused(tmp_path: Path) 
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path) -> None:
-    script = "import sys; sys.modules['pyarrow'] = None; from dreamgym.replay.formats import export, Path"
+    script = "import sys; sys.modules['pyarrow'] = None; from dreamgym.data.ingest import export, Path"
     finished = subprocess.run(
         [sys.executable, "-c", f"{script}; export([], Path({str(tmp_path / 'x')!r}), format='parquet')"],
         capture_output=True, text=True, check=False, timeout=60,

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from dreamgym.replay.rows import TrajectoryRow
+from dreamgym.data.schema import TrajectoryRow
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "trajectories.md"
 

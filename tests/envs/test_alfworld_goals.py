@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.envs.alfworld.annotator import HouseholdAnnotator, current_sheet
 from dreamgym.envs.alfworld.generate import FAMILIES
 from dreamgym.envs.alfworld.goals import can_succeed, goal_met
 from dreamgym.envs.alfworld.rooms import affordances
-from dreamgym.envs.alfworld.teacher import HouseholdTeacher, current_sheet
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import read_trajectories
 from dreamgym.types import Fact, JsonValue, Task, WorldSheet
 
 
@@ -21,7 +21,7 @@ async def test_success_on_the_sheet_is_success_in_the_engine() -> None:
     successes = 0
     for trajectory in islice(read_trajectories(builtin_dataset()), 0, 1500, 3):
         assert trajectory.sheet is not None
-        annotation = await HouseholdTeacher().annotate(trajectory)
+        annotation = await HouseholdAnnotator().annotate(trajectory)
         assert not goal_met(trajectory.task, trajectory.sheet)
         sheet = trajectory.sheet
         for note, transition in zip(annotation.notes, trajectory.transitions, strict=True):

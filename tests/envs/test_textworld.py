@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from dreamgym.config import validate
-from dreamgym.envs.policies import make_policy
 from dreamgym.envs.registry import open_environment
+from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.envs.textworld import SPEC, TextWorldFactory, TextWorldOptions
-from dreamgym.envs.textworld.games import CookingGame, GameSettings, TreasureGame, make_game, task_of
-from dreamgym.envs.textworld.play import INVALID, Playthrough
+from dreamgym.envs.textworld.logic_engine import INVALID, Playthrough
+from dreamgym.envs.textworld.task_source import CookingGame, GameSettings, TreasureGame, make_game, task_of
 from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.testing import check_environment
@@ -98,7 +98,7 @@ def test_a_game_is_the_one_that_textworld_itself_makes(settings: GameSettings) -
     from textworld.challenges.tw_cooking import cooking
     from textworld.challenges.tw_treasure_hunter import treasure_hunter
 
-    from dreamgym.envs.textworld.games import _cooking_arguments
+    from dreamgym.envs.textworld.task_source import _cooking_arguments
 
     options = textworld.GameOptions()
     options.seeds = settings.seed
@@ -156,7 +156,7 @@ def words(inventory: str) -> list[str]:
 async def test_the_same_task_reads_the_same_in_every_process() -> None:
     """Python shuffles its sets anew in each process; that must not show."""
     code = "import asyncio, test_textworld; print(asyncio.run(test_textworld.fingerprint()))"
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.environ["PYTHONPATH"]}
     other = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, env=environment, stdout=asyncio.subprocess.PIPE
     )

@@ -10,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dreamgym.config import load_config, validate
-from dreamgym.envs.policies import make_policy
 from dreamgym.envs.registry import find_environment
+from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.envs.textworld import TextWorldFactory, TextWorldOptions
-from dreamgym.envs.textworld.games import (
+from dreamgym.envs.textworld.annotator import TextWorldAnnotator, checks, current_sheet, explain
+from dreamgym.envs.textworld.facts import House, facts_for, parsed
+from dreamgym.envs.textworld.goals import can_succeed, goal_met, lost
+from dreamgym.envs.textworld.logic_engine import REFUSALS, Playthrough
+from dreamgym.envs.textworld.task_source import (
     CookingGame,
     GameSettings,
     TreasureGame,
@@ -21,14 +25,10 @@ from dreamgym.envs.textworld.games import (
     make_game,
     task_of,
 )
-from dreamgym.envs.textworld.goals import can_succeed, goal_met, lost
-from dreamgym.envs.textworld.house import House, facts_for, parsed
-from dreamgym.envs.textworld.play import REFUSALS, Playthrough
-from dreamgym.envs.textworld.teacher import TextWorldTeacher, checks, current_sheet, explain
-from dreamgym.experience.comparisons import corrected
-from dreamgym.experience.reply import prompt, start_prompt
-from dreamgym.rollout import roll_out
-from dreamgym.training.teach import prompt_settings
+from dreamgym.experience.reasoning_checks import corrected
+from dreamgym.experience.reply_format import prompt, start_prompt
+from dreamgym.rollouts import run_episode
+from dreamgym.training.experience import prompt_settings
 from dreamgym.types import Fact, Outcome, State, Trajectory, Transition, WorldSheet
 
 COOKING = CookingGame(split="train", seed=3)
@@ -133,7 +133,7 @@ def test_a_key_in_its_own_chest_and_a_missing_stove_make_a_game_hopeless() -> No
 
 async def played(policy: str, settings: GameSettings = COOKING) -> Trajectory:
     worlds, task = TextWorldFactory(TextWorldOptions()), task_of(settings)
-    found = await roll_out(
+    found = await run_episode(
         lambda: worlds.make(task),
         lambda environment: make_policy(policy, environment, seed=0),
         trajectory_id="one",
@@ -192,7 +192,7 @@ async def test_a_question_tells_all_that_the_answer_names() -> None:
         sheet = trajectory.sheet
         assert sheet is not None
         names = {name for fact in sheet.facts for name in fact[1:] if len(name) > 3 and fact[0] != "recipe"}
-        annotation = await TextWorldTeacher().annotate(trajectory)
+        annotation = await TextWorldAnnotator().annotate(trajectory)
         begin = start_prompt(trajectory.task, sheet, tell_facts=settings.tell_facts)
         assert all(name in begin for name in names if name in trajectory.start.text)
         for number, turn in enumerate(trajectory.transitions):

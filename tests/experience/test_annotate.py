@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dreamgym.errors import DataError, EndpointError, EpisodeFailedError, StoreError
-from dreamgym.experience.annotate import AnnotateReport, LanguageModelTeacher, annotate_all
-from dreamgym.experience.annotations import FILE, AnnotationStore, RecordedTeacher
+from dreamgym.experience.annotate import AnnotateReport, LanguageModelAnnotator, annotate_all
+from dreamgym.experience.annotation_store import FILE, AnnotationStore, RecordedAnnotator
 from dreamgym.experience.dataset import examples
-from dreamgym.experience.reply import PromptSettings, parse_reply
+from dreamgym.experience.reply_format import PromptSettings, parse_reply
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import (
     Change,
@@ -60,8 +60,8 @@ def obliging(request: CompletionRequest) -> str:
     return explained(int(asked[1]), int(asked[2]))
 
 
-def teacher_of(script: Callable[[CompletionRequest], str], **settings: int) -> LanguageModelTeacher:
-    return LanguageModelTeacher(ScriptedLanguageModel(script), name="test", **settings)
+def teacher_of(script: Callable[[CompletionRequest], str], **settings: int) -> LanguageModelAnnotator:
+    return LanguageModelAnnotator(ScriptedLanguageModel(script), name="test", **settings)
 
 
 async def test_a_reply_becomes_a_tutorial_and_one_note_per_step_with_its_changes() -> None:
@@ -78,7 +78,7 @@ async def test_a_reply_becomes_a_tutorial_and_one_note_per_step_with_its_changes
 async def test_the_teacher_is_told_how_it_ended_and_every_step() -> None:
     for success, word in ((True, "Success: yes"), (False, "Success: no")):
         model = ScriptedLanguageModel(obliging)
-        await LanguageModelTeacher(model, name="test").annotate(played(3, success=success))
+        await LanguageModelAnnotator(model, name="test").annotate(played(3, success=success))
         [request] = model.requests
         assert word in request.prompt
         assert 'expert in the environment "corridor"' in request.prompt
@@ -106,13 +106,13 @@ async def test_text_in_a_trajectory_opens_no_slot_of_the_prompt() -> None:
         transitions=odd.transitions,
         provenance=odd.provenance,
     )
-    await LanguageModelTeacher(model, name="test").annotate(odd)
+    await LanguageModelAnnotator(model, name="test").annotate(odd)
     assert "{{success}} {{nonsense}}" in model.requests[0].prompt
 
 
 async def test_a_long_trajectory_is_explained_in_chunks_that_know_what_came_before() -> None:
     model = ScriptedLanguageModel(obliging)
-    annotation = await LanguageModelTeacher(model, name="test", chunk=4).annotate(played(10))
+    annotation = await LanguageModelAnnotator(model, name="test", chunk=4).annotate(played(10))
     assert [note.reasoning for note in annotation.notes] == [f"door {n} is open." for n in range(1, 11)]
     assert len(model.requests) == 3
     assert "4. go 4" in model.requests[1].prompt
@@ -125,7 +125,7 @@ async def test_a_wrong_reply_is_repaired_once_by_telling_what_is_wrong() -> None
     model = ScriptedLanguageModel(
         lambda request: explained(1, 3) if "What is wrong" in request.prompt else explained(1, 2)
     )
-    annotation = await LanguageModelTeacher(model, name="test").annotate(played(3))
+    annotation = await LanguageModelAnnotator(model, name="test").annotate(played(3))
     assert len(annotation.notes) == 3
     first, repair = model.requests
     assert repair.prompt.startswith(first.prompt)
@@ -135,7 +135,7 @@ async def test_a_wrong_reply_is_repaired_once_by_telling_what_is_wrong() -> None
 async def test_after_a_failed_repair_another_seed_is_tried_and_then_it_fails_typed() -> None:
     model = ScriptedLanguageModel(lambda request: "I would rather not.")
     with pytest.raises(EpisodeFailedError, match="'one', 3 attempts: reply: Invalid JSON") as failed:
-        await LanguageModelTeacher(model, name="test").annotate(played(3))
+        await LanguageModelAnnotator(model, name="test").annotate(played(3))
     assert failed.value.kind is FailureKind.PARSE_ERROR
     first, repair, again = model.requests
     assert "What is wrong" in repair.prompt
@@ -214,7 +214,7 @@ async def test_a_run_that_stopped_goes_on_and_pays_for_nothing_twice(tmp_path: P
 
     broken = ScriptedLanguageModel(dies)
     with pytest.raises(EndpointError):
-        await annotate_all(trajectories, LanguageModelTeacher(broken, name="test"), tmp_path, concurrency=1)
+        await annotate_all(trajectories, LanguageModelAnnotator(broken, name="test"), tmp_path, concurrency=1)
     told: list[int] = []
     teacher = teacher_of(obliging)
 
@@ -225,10 +225,10 @@ async def test_a_run_that_stopped_goes_on_and_pays_for_nothing_twice(tmp_path: P
     assert (report.already_there, report.annotated, report.cost.requests) == (3, 3, 3)
     assert report.cost.reply_characters == 3 * len(explained(1, 3))
     assert told[-1] == 3
-    recorded = RecordedTeacher(tmp_path, "test")
+    recorded = RecordedAnnotator(tmp_path, "test")
     for trajectory in trajectories:
         assert await recorded.annotate(trajectory) == await teacher.annotate(trajectory)
-    other = await annotate_all(trajectories, LanguageModelTeacher(teacher._model, name="other"), tmp_path)
+    other = await annotate_all(trajectories, LanguageModelAnnotator(teacher._model, name="other"), tmp_path)
     assert (other.already_there, other.annotated) == (0, 6)
 
 
@@ -238,7 +238,7 @@ async def test_a_failure_is_counted_and_tried_again_by_the_next_run(tmp_path: Pa
     report = await annotate_all(trajectories, picky, tmp_path)
     assert (report.annotated, dict(report.failures)) == (1, {"parse_error": 1})
     assert report.cost.requests == 1 + 3
-    recorded = RecordedTeacher(tmp_path, "test")
+    recorded = RecordedAnnotator(tmp_path, "test")
     assert trajectories[0] in recorded
     assert trajectories[1] not in recorded
     with pytest.raises(DataError, match="'bad'"):
@@ -266,4 +266,4 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     with AnnotationStore(tmp_path):
         pass
     with pytest.raises(DataError, match="annotate first"):
-        RecordedTeacher(tmp_path / "nowhere", "test")
+        RecordedAnnotator(tmp_path / "nowhere", "test")

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.experience.dataset import VARIATION, Example, balanced, examples, held_out, spared, variations
-from dreamgym.experience.reply import (
+from dreamgym.experience.reply_format import (
     PromptSettings,
     parse_reply,
     parse_start,
@@ -20,9 +22,7 @@ from dreamgym.experience.reply import (
     variation_text,
 )
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.embed import make_embedder
-from dreamgym.replay.offline import read_trajectories
+from dreamgym.replay.embedders import make_embedder
 from dreamgym.types import Annotation, Trajectory
 
 SETTINGS = PromptSettings(actor=AGENT)
@@ -36,7 +36,7 @@ def recorded() -> list[Trajectory]:
 async def test_every_transition_and_every_start_becomes_one_readable_example(
     recorded: list[Trajectory],
 ) -> None:
-    made = [example async for example in examples(recorded, HouseholdTeacher(), settings=SETTINGS)]
+    made = [example async for example in examples(recorded, HouseholdAnnotator(), settings=SETTINGS)]
     assert len(made) == sum(1 + len(trajectory) for trajectory in recorded)
     for example in made:
         trajectory = next(each for each in recorded if each.id == example.trajectory_id)
@@ -60,7 +60,7 @@ async def test_demonstrations_never_come_from_the_examples_own_task(
         alone = [
             example
             async for example in examples(
-                recorded[:1], HouseholdTeacher(), settings=SETTINGS, memory=(embedder, buffer)
+                recorded[:1], HouseholdAnnotator(), settings=SETTINGS, memory=(embedder, buffer)
             )
         ]
         own = {t.outcome.next_state.text for t in recorded[0].transitions}
@@ -77,14 +77,14 @@ async def test_demonstrations_never_come_from_the_examples_own_task(
 
 async def test_reasoning_and_sheet_can_be_left_out(recorded: list[Trajectory]) -> None:
     bare = replace(SETTINGS, sheet=False, reasoning=False, history=0)
-    made = [example async for example in examples(recorded[:2], HouseholdTeacher(), settings=bare)]
+    made = [example async for example in examples(recorded[:2], HouseholdAnnotator(), settings=bare)]
     steps = [example for example in made if example.position >= 0]
     assert all("fact:" not in each.prompt and "then:" not in each.prompt for each in steps)
     assert all(each.reply.startswith("think: \n") for each in steps)
 
 
 async def test_a_teacher_whose_notes_do_not_count_up_is_refused(recorded: list[Trajectory]) -> None:
-    class Forgetful(HouseholdTeacher):
+    class Forgetful(HouseholdAnnotator):
         async def annotate(self, trajectory: Trajectory) -> Annotation:
             annotation = await super().annotate(trajectory)
             return replace(annotation, notes=annotation.notes[:-1])
@@ -126,7 +126,7 @@ def test_no_reply_however_hostile_becomes_an_empty_task(text: str) -> None:
 async def test_a_long_reply_that_comes_too_often_is_thinned_out_and_nothing_else(
     recorded: list[Trajectory],
 ) -> None:
-    made = [example async for example in examples(recorded, HouseholdTeacher(), settings=SETTINGS)]
+    made = [example async for example in examples(recorded, HouseholdAnnotator(), settings=SETTINGS)]
     assert list(spared(made)) == made
     longest = max((example for example in made), key=lambda example: len(example.reply))
     kept = list(spared([longest] * 50 + made, characters=10 * len(longest.reply)))

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.envs.alfworld.goals import goal_met
-from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
+from dreamgym.envs.synthetic import SyntheticEnvironment, SyntheticFactory
 from dreamgym.errors import EpisodeFailedError, EpisodeOverError
 from dreamgym.experience.model import ReasoningExperienceModel
-from dreamgym.experience.reply import PromptSettings, reply_text, start_text
-from dreamgym.experience.reward import Judge, OwnWord, SheetCheck
+from dreamgym.experience.reply_format import PromptSettings, reply_text, start_text
+from dreamgym.experience.rewards import Judge, ModelVerdict, SheetCheck
 from dreamgym.protocols import Environment, Rewarder
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.embed import make_embedder
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.synthetic import SyntheticEnvironment, SyntheticFactory
+from dreamgym.replay.embedders import make_embedder
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import CompletionRequest, FailureKind, Note, Outcome, State, Task, Trajectory, WorldSheet
 
@@ -37,7 +37,7 @@ def recorded() -> list[Trajectory]:
 
 async def script_of(trajectory: Trajectory) -> ScriptedLanguageModel:
     """A model that answers as the real engine did in this episode, step by step."""
-    annotation = await HouseholdTeacher().annotate(trajectory)
+    annotation = await HouseholdAnnotator().annotate(trajectory)
     replies = [start_text(trajectory.start.text)]
     replies += [
         reply_text(note, transition.outcome)
@@ -57,7 +57,7 @@ def imagined(
     return SyntheticEnvironment(task, experience, sheet, horizon=50)
 
 
-@pytest.mark.parametrize("rewarder", [OwnWord(), SheetCheck(goal_met)], ids=["own word", "sheet"])
+@pytest.mark.parametrize("rewarder", [ModelVerdict(), SheetCheck(goal_met)], ids=["own word", "sheet"])
 async def test_a_dream_with_true_replies_goes_as_the_real_episode_went(
     recorded: list[Trajectory], rewarder: Rewarder
 ) -> None:
@@ -84,7 +84,7 @@ def refusing(end: str = "no") -> ScriptedLanguageModel:
 
 @pytest.mark.parametrize("refusal_ends", [False, True])
 @pytest.mark.parametrize("end", ["no", "yes", "success"])
-@pytest.mark.parametrize("rewarder", [OwnWord(), SheetCheck(lambda task, sheet: True)])
+@pytest.mark.parametrize("rewarder", [ModelVerdict(), SheetCheck(lambda task, sheet: True)])
 async def test_a_refused_action_changes_and_earns_nothing_and_ends_the_episode_only_by_setting(
     refusal_ends: bool, end: str, rewarder: Rewarder
 ) -> None:

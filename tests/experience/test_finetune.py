@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from finetune_run import finetuning, in_a_process
 
 from dreamgym.errors import ConfigError
-from killable import started
+from tests.experience.finetune_run import finetuning, in_a_process
+from tests.killable import started
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

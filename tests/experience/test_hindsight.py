@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.experience.hindsight import Reader, hindsight_sheet
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import read_trajectories
 from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition
 
 

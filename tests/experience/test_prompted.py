@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.experience.forms import AgentWorldForm, JsonForm, WebWorldForm, world_prompt
+from dreamgym.experience.prompt_formats import AgentWorldFormat, JsonFormat, WebWorldFormat, world_prompt
 from dreamgym.experience.prompted import PromptedExperienceModel, PromptedSettings
-from dreamgym.experience.reward import EvidenceJudge, SheetCheck
+from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
 from dreamgym.protocols import Keys
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import (
@@ -36,7 +36,7 @@ from dreamgym.types import (
 
 TASK = Task(id="t1", instruction="Buy the red mug.", environment="shop")
 SHEET = WorldSheet(facts=(("in", "red mug", "shelf 1"), ("price", "red mug", "3")))
-FORM = JsonForm(environment="shop", world=world_prompt("shop"), refusals=["That cannot be done."])
+FORM = JsonFormat(environment="shop", world=world_prompt("shop"), refusals=["That cannot be done."])
 
 
 def reply(**changed: Any) -> str:
@@ -199,7 +199,7 @@ async def test_failures_of_the_endpoint_are_not_asked_again_here() -> None:
 @example(reply(next_state="\u2003… \f"))
 @given(st.text(max_size=300) | st.builds(lambda s: reply(next_state=s), st.text(max_size=50)))
 def test_any_text_is_a_reply_with_a_state_or_a_parse_error(text: str) -> None:
-    for form in (FORM, AgentWorldForm(environment="shell", world=""), WebWorldForm()):
+    for form in (FORM, AgentWorldFormat(environment="shell", world=""), WebWorldFormat()):
         with suppress(EpisodeFailedError):
             assert form.read(text).next_state.strip()
 
@@ -249,7 +249,7 @@ async def test_parts_can_be_left_out() -> None:
         reply(),
         memory=(Blind(), shelf),
         settings=PromptedSettings(history=0, demonstrations=0, sheet=False),
-        form=JsonForm(environment="shop", world="A shop.", reasoning=False),
+        form=JsonFormat(environment="shop", world="A shop.", reasoning=False),
     )
     await predict(dreamer, history=[transition("go in", "You are in.")])
     [asked] = spoken.requests
@@ -279,7 +279,7 @@ async def test_the_same_question_is_always_asked_with_the_same_seeds() -> None:
 async def test_webworld_is_asked_in_the_words_it_was_made_with() -> None:
     judge = SheetCheck(lambda task, sheet: False)
     dreamer, spoken = model(
-        "RootWebArea 'Cart'\n\t[1] heading 'Cart'", form=WebWorldForm(), rewarder=judge, refusals=()
+        "RootWebArea 'Cart'\n\t[1] heading 'Cart'", form=WebWorldFormat(), rewarder=judge, refusals=()
     )
     page = "RootWebArea 'Shop'\n\t[7] button 'Mug'"
     past = [transition("click([7])", "RootWebArea 'Mug'\n\t[9] button 'Buy'", state=page)]
@@ -301,7 +301,7 @@ async def test_webworld_is_asked_in_the_words_it_was_made_with() -> None:
 
 
 async def test_agentworld_is_asked_by_turns_and_answers_in_its_tag() -> None:
-    form = AgentWorldForm(environment="shell", world="A terminal.")
+    form = AgentWorldFormat(environment="shell", world="A terminal.")
     dreamer, spoken = model(
         "<think>Two files.</think><predicted_observation>\na.txt\nb.txt\n</predicted_observation>",
         form=form,
@@ -329,17 +329,17 @@ async def test_agentworld_is_asked_by_turns_and_answers_in_its_tag() -> None:
     ],
 )
 def test_agentworld_replies_are_read_as_its_authors_read_them(text: str, state: str) -> None:
-    assert AgentWorldForm(environment="shell", world="").read(text).next_state == state
+    assert AgentWorldFormat(environment="shell", world="").read(text).next_state == state
 
 
 def test_an_observation_that_was_cut_off_is_none() -> None:
     with pytest.raises(EpisodeFailedError, match="an open one"):
-        AgentWorldForm(environment="shell", world="").read("<predicted_observation>\na.t")
+        AgentWorldFormat(environment="shell", world="").read("<predicted_observation>\na.t")
 
 
 def test_weights_that_tell_states_alone_need_a_grader() -> None:
     with pytest.raises(ConfigError, match="name a grader"):
-        model("x", form=WebWorldForm())
+        model("x", form=WebWorldFormat())
 
 
 async def test_a_judge_is_believed_only_with_a_quotation_that_is_there() -> None:

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from echo_world import CHOOSING, after, student
-from test_learners import WANDERING, Gradients, recorded
 from torch import Tensor
 
-from dreamgym.agent import AgentSettings
-from dreamgym.rl import objectives
+from dreamgym.agents import AgentSettings
+from dreamgym.rl import losses
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
 from dreamgym.rl.ppo import PPOLearner, PPOSettings
 from dreamgym.types import Completion, RolloutGroup, Trajectory
+from tests.invariants.test_learners import WANDERING, Gradients, recorded
+from tests.rl.echo_environment import CHOOSING, after, student
 
 Array = npt.NDArray[np.float64]
 TOKENS, VOCABULARY = 40, 7
@@ -41,11 +41,11 @@ def test_the_policy_loss_has_the_gradient_that_was_derived_by_hand() -> None:
     low, high, beta, bonus = 0.2, 0.3, 0.1, 0.05
     logits = torch.tensor(LOGITS, requires_grad=True)
     logprobs = logits.log_softmax(-1)[range(TOKENS), CHOSEN]
-    loss = objectives.clipped_policy_loss(
+    loss = losses.clipped_policy_loss(
         logprobs, torch.tensor(BEHAVIOUR), torch.tensor(ADVANTAGES), clip_low=low, clip_high=high
     )
-    loss = loss + beta * objectives.kl_to_reference(logprobs, torch.tensor(REFERENCE))
-    (loss - bonus * objectives.entropy(logits)).sum().backward()  # type: ignore[no-untyped-call]
+    loss = loss + beta * losses.kl_to_reference(logprobs, torch.tensor(REFERENCE))
+    (loss - bonus * losses.entropy(logits)).sum().backward()  # type: ignore[no-untyped-call]
 
     p = softmax(LOGITS)
     logp = np.log(p[range(TOKENS), CHOSEN])
@@ -63,7 +63,7 @@ def test_the_policy_loss_has_the_gradient_that_was_derived_by_hand() -> None:
 def test_the_value_loss_has_the_gradient_that_was_derived_by_hand() -> None:
     values, before, targets = rng.normal(size=(3, 50))
     given = torch.tensor(values, requires_grad=True)
-    loss = objectives.clipped_value_loss(given, torch.tensor(before), torch.tensor(targets), clip=0.3)
+    loss = losses.clipped_value_loss(given, torch.tensor(before), torch.tensor(targets), clip=0.3)
     loss.sum().backward()  # type: ignore[no-untyped-call]
     near = before + np.clip(values - before, -0.3, 0.3)
     free = (values - targets) ** 2 >= (near - targets) ** 2
@@ -81,7 +81,7 @@ def test_gae_is_the_discounted_sum_of_surprises(left_at: float) -> None:
     expected = [
         sum((0.9 * 0.8) ** k * surprise for k, surprise in enumerate(surprises[turn:])) for turn in range(12)
     ]
-    found = objectives.gae(list(rewards), list(values), left_at, discount=0.9, decay=0.8)
+    found = losses.gae(list(rewards), list(values), left_at, discount=0.9, decay=0.8)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from echo_world import CHOOSING, TOKENIZER, after, mean_return, play, student
 from torch import Tensor
 
-from dreamgym.agent import AgentSettings
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.agents import AgentSettings
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
-from dreamgym.rl.learner import PolicyLearner
+from dreamgym.rl.optimizer_step import Updating
+from dreamgym.rl.policy_gradient import PolicyLearner
 from dreamgym.rl.ppo import PPOLearner, PPOSettings
-from dreamgym.rl.updater import Updating
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import RolloutGroup
+from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, mean_return, play, student
 
 ALGORITHMS = ("grpo", "ppo")
 WANDERING = AgentSettings(show_actions="never", max_tokens=3)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from training_run import record, run, settings
 
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.offline import read_trajectories
+from tests.training.training_run import record, run, settings
 
 CLOCK = ("recorded_at", "seconds", "out")
 """Fields that differ, or end with a word that does."""

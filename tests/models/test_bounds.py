@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dreamgym.config import EndpointConfig
-from dreamgym.experience.annotate import LanguageModelTeacher
-from dreamgym.models import bounds
-from dreamgym.models.endpoint import Endpoint
+from dreamgym.experience.annotate import LanguageModelAnnotator
+from dreamgym.models.endpoint import bounds
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.endpoint.language_model import EndpointLanguageModel
 from dreamgym.models.http_server import Answer, Asked, HttpServer
-from dreamgym.models.remote import RemoteLanguageModel
 from dreamgym.types import CompletionRequest, Outcome, Provenance, State, Task, Trajectory, Transition
 
 TEXT = {"type": "string"}
@@ -143,7 +143,7 @@ async def test_a_server_that_refuses_lengths_is_sent_the_schema_without(complain
         provenance=Provenance(source="real", policy="human"),
     )
     async with asking(strict) as (endpoint, bodies):
-        teacher = LanguageModelTeacher(RemoteLanguageModel(endpoint, role="teacher"), name="m")
+        teacher = LanguageModelAnnotator(EndpointLanguageModel(endpoint, role="teacher"), name="m")
         for _ in range(2):
             assert (await teacher.annotate(episode)).notes[0].reasoning == "Buy it."
         assert endpoint.dialect.json_schema

@@ -6,18 +6,18 @@ import asyncio
 from collections import Counter
 
 import pytest
-from served import served
 
-from dreamgym.agent import Agent, AgentSettings
+from dreamgym.agents import Agent, AgentSettings
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.models.endpoint import Endpoint
-from dreamgym.models.remote import RemoteLanguageModel
-from dreamgym.models.spending import Spending
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.endpoint.language_model import EndpointLanguageModel
+from dreamgym.models.usage import Spending
 from dreamgym.protocols import Environment
-from dreamgym.rollout_groups import GroupSettings, roll_out_groups
+from dreamgym.rollout_groups import GroupSettings, run_groups
 from dreamgym.testing import CorridorFactory
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.types import CompletionRequest, Trajectory
+from tests.models.scripted_endpoint import served
 
 STORM = ChaosPlan(
     seed=3,
@@ -84,7 +84,7 @@ async def test_rollouts_through_the_storm_are_those_of_fair_weather() -> None:
 
     async def play(url: str, attempts: int) -> list[Trajectory]:
         endpoint = Endpoint("x", server.settings(url=url, attempts=attempts, timeout_seconds=5))
-        model = RemoteLanguageModel(endpoint, role="agent")
+        model = EndpointLanguageModel(endpoint, role="agent")
         settings = AgentSettings(max_tokens=4, temperature=1.0)
 
         def member(environment: Environment, conversation: str, seed: int) -> Agent:
@@ -92,7 +92,7 @@ async def test_rollouts_through_the_storm_are_those_of_fair_weather() -> None:
 
         factory = CorridorFactory(horizon=12)
         tasks = await factory.tasks("train", 2)
-        report = await roll_out_groups(
+        report = await run_groups(
             factory, member, tasks, name="storm", settings=GroupSettings(size=3, retries=2)
         )
         await endpoint.aclose()

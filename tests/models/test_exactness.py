@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import small_models
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -17,9 +16,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import Family
 from dreamgym.types import Completion, CompletionRequest
+from tests.models import small_models
 
 FAMILIES: list[Family] = ["lfm2", "llama"]
 STARTS = [

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_models
 import torch
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import save
 from dreamgym.types import Completion, CompletionRequest, FailureKind
+from tests.models import small_models
 
 PROMPT = "You are in the middle of a room."
 TRAP = 300

@@ -10,16 +10,16 @@ from email.utils import format_datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from served import served
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.models.endpoint import Endpoint
-from dreamgym.models.governor import Governor
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.endpoint.rate_limit import RateLimiter
+from dreamgym.models.endpoint.retry import asked_pause, pause_after
 from dreamgym.models.http_server import Answer, Asked, HttpServer
-from dreamgym.models.retries import asked_pause, pause_after
-from dreamgym.models.spending import Spending
+from dreamgym.models.usage import Spending
 from dreamgym.testing.chaos import ChaosProxy
 from dreamgym.types import CompletionRequest, FailureKind
+from tests.models.scripted_endpoint import served
 
 
 def question(number: int) -> CompletionRequest:
@@ -28,7 +28,7 @@ def question(number: int) -> CompletionRequest:
 
 async def test_no_minute_holds_more_requests_than_allowed() -> None:
     minute = 0.3
-    governor = Governor(concurrency=50, requests_per_minute=5, minute=minute)
+    governor = RateLimiter(concurrency=50, requests_per_minute=5, minute=minute)
     began: list[float] = []
 
     async def ask() -> None:
@@ -43,7 +43,7 @@ async def test_no_minute_holds_more_requests_than_allowed() -> None:
 
 async def test_tokens_count_as_they_were_used_and_a_request_above_the_limit_goes_alone() -> None:
     minute = 0.3
-    governor = Governor(concurrency=50, tokens_per_minute=100, minute=minute)
+    governor = RateLimiter(concurrency=50, tokens_per_minute=100, minute=minute)
     loop = asyncio.get_running_loop()
     began = loop.time()
     for _ in range(5):  # reserved as 60 and used as 15: five fit into the same minute
@@ -57,7 +57,7 @@ async def test_tokens_count_as_they_were_used_and_a_request_above_the_limit_goes
 
 
 async def test_no_more_are_in_flight_than_allowed_and_a_pause_holds_all() -> None:
-    governor = Governor(concurrency=3)
+    governor = RateLimiter(concurrency=3)
     inside = most = 0
 
     async def ask() -> None:
@@ -78,7 +78,7 @@ async def test_no_more_are_in_flight_than_allowed_and_a_pause_holds_all() -> Non
 
 
 async def test_a_waiter_that_gives_up_leaves_its_place() -> None:
-    governor = Governor(concurrency=1, requests_per_minute=1, minute=0.2)
+    governor = RateLimiter(concurrency=1, requests_per_minute=1, minute=0.2)
     governor.leave(await governor.admit(1))
     waiting = asyncio.create_task(governor.admit(1))
     await asyncio.sleep(0.01)

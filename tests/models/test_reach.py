@@ -9,20 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from served import served
 
-from command import dreamgym
-from dreamgym.agent import Agent, AgentSettings
+from dreamgym.agents import Agent, AgentSettings
 from dreamgym.config import EndpointConfig, load_config
 from dreamgym.errors import EndpointError
-from dreamgym.models.endpoint import Endpoint
-from dreamgym.models.named import LanguageModels
-from dreamgym.models.remote import RemoteLanguageModel
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.endpoint.language_model import EndpointLanguageModel
+from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Environment
-from dreamgym.rollout_groups import Breaker, GroupSettings, roll_out_groups
+from dreamgym.rollout_groups import Breaker, GroupSettings, run_groups
 from dreamgym.testing import CorridorFactory
 from dreamgym.testing.chaos import ChaosProxy
 from dreamgym.types import CompletionRequest, FailureKind
+from tests.command import dreamgym
+from tests.models.scripted_endpoint import served
 
 WALKING_SERVER = """
 import asyncio, sys
@@ -121,7 +121,7 @@ async def test_a_run_goes_on_by_itself_when_a_killed_server_is_back() -> None:
     factory = CorridorFactory(length=4, horizon=4)
     tasks = [*await factory.tasks("train", 4)] * 6
     running = asyncio.create_task(
-        roll_out_groups(
+        run_groups(
             *(factory, walkers(endpoint), tasks),
             name="killed",
             settings=groups,
@@ -157,7 +157,7 @@ async def walking_server(port: int) -> asyncio.subprocess.Process:
 
 
 def walkers(endpoint: Endpoint) -> Callable[[Environment, str, int], Agent]:
-    model = RemoteLanguageModel(endpoint, role="agent")
+    model = EndpointLanguageModel(endpoint, role="agent")
 
     def member(environment: Environment, conversation: str, seed: int) -> Agent:
         settings = AgentSettings(max_tokens=4, temperature=1.0)

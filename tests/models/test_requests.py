@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small_models
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.models.local import LocalLanguageModel
-from dreamgym.models.sampling import Wishes, pick, uniforms
+from dreamgym.models.local.language_model import LocalLanguageModel
+from dreamgym.models.local.sampling import SamplingParams, pick, uniforms
 from dreamgym.types import CompletionRequest, FailureKind
+from tests.models import small_models
 
 PROMPT = "You are in the middle of a room."
 
@@ -56,7 +56,9 @@ def test_draws_follow_the_distribution() -> None:
     count = 20_000
     logits = torch.tensor([[2.0, 0.0, 1.0, -torch.inf, -1.0]]).expand(count, 5)
     for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8)):
-        wishes = Wishes.of(list(range(count)), [temperature] * count, [top_p] * count, torch.device("cpu"))
+        wishes = SamplingParams.of(
+            list(range(count)), [temperature] * count, [top_p] * count, torch.device("cpu")
+        )
         drawn = pick(logits, wishes, np.full(count, 5, dtype=np.uint64))
         shares = torch.bincount(drawn, minlength=5) / count
         expected = (logits[0] / temperature).softmax(-1)

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from dreamgym.config import EndpointConfig
-from dreamgym.models.endpoint import Endpoint
-from dreamgym.models.sameness import ALARM
-from dreamgym.testing.served import ScriptedServer
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.endpoint.sameness import ALARM
+from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.types import CompletionRequest
 
 

@@ -7,14 +7,14 @@ import traceback
 from pathlib import Path
 
 import pytest
-from served import served
 
 from dreamgym.config import Config, config_json, load_config, validate
 from dreamgym.errors import ConfigError, DreamGymError, EndpointError
-from dreamgym.models.endpoint import Endpoint
+from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.http_server import Answer, Asked, HttpServer
-from dreamgym.models.named import LanguageModels
+from dreamgym.models.registry import LanguageModels
 from dreamgym.types import CompletionRequest
+from tests.models.scripted_endpoint import served
 
 KEY = "sk-5ecre7-0123456789abcdef"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dreamgym.errors import ConfigError
 from dreamgym.models.tiny import PRESETS, Family, make_model, make_tokenizer, save
+from tests.models import small_models
 
 
 def tokens(text: str) -> list[int]:

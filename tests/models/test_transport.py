@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dreamgym.models.transport import Headers, LeanTransport, make_client, plain_head
+from dreamgym.models.endpoint.transport import Headers, LeanTransport, make_client, plain_head
 
 SAID = b'{"choices": []}'
 HEAD = b"HTTP/1.1 200 OK\r\n"

@@ -14,17 +14,17 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import small_models
-from test_bounds import STORY
 
 from dreamgym.config import EndpointConfig
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.models import tiny
-from dreamgym.models.check import check_endpoint
-from dreamgym.models.endpoint import Endpoint
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.models.endpoint.capabilities import check_endpoint
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.structured import json_of
 from dreamgym.types import CompletionRequest, FailureKind
+from tests.models import small_models
+from tests.models.test_bounds import STORY
 
 pytestmark = pytest.mark.slow
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"

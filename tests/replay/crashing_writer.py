@@ -10,9 +10,8 @@ import os
 import sys
 import threading
 
-from household import episode
-
 from dreamgym.replay.buffer import ReplayBuffer
+from tests.replay.household import episode
 
 TASKS, THREADS = 8, 4
 

@@ -8,17 +8,17 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import pytest
-from household import PLACES, THINGS
-from stored_rows import Rows
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import BLOCK_ROWS, Queries
 from dreamgym.replay.bundles import FIRST_ROWS
-from dreamgym.replay.embed import LexicalEmbedder
-from dreamgym.replay.encode import restore_keys, round_keys
+from dreamgym.replay.embedders import LexicalEmbedder
 from dreamgym.replay.partition import Partition
+from dreamgym.replay.serialization import restore_keys, round_keys
 from dreamgym.replay.shortlist import _Shortlist
 from dreamgym.replay.standings import Standings
+from tests.replay.household import PLACES, THINGS
+from tests.replay.stored_rows import Rows
 
 ROWS = 2 * BLOCK_ROWS + 500
 

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dreamgym.errors import ConfigError, EndpointError
-from dreamgym.replay.embed import LexicalEmbedder, SentenceEmbedder, make_embedder
-from dreamgym.replay.endpoint import API_KEY, EndpointEmbedder
+from dreamgym.replay.embedders import LexicalEmbedder, SentenceEmbedder, make_embedder
+from dreamgym.replay.endpoint_embedder import API_KEY, EndpointEmbedder
 
 PAIRS = [
     ("You are in the middle of a room. Looking quickly around you, you see a bed 1.", "go to bed 1"),

@@ -37,7 +37,7 @@ def test_a_partition_that_outgrows_exactness_is_still_scanned_without_faiss(tmp_
     code = f"""
 import asyncio, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from household import episode
+from tests.replay.household import episode
 from dreamgym.replay.buffer import ReplayBuffer
 with ReplayBuffer.open("replay.sqlite", exact_limit=3) as buffer:
     asyncio.run(buffer.add(episode(1)))

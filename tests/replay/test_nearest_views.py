@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from household import episode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import BLOCK_ROWS, Queries
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.encode import restore_keys, round_keys
 from dreamgym.replay.index import MemoryView
 from dreamgym.replay.lists import FEW_ROWS, Lists
-from dreamgym.replay.log import Addition, Record, records
 from dreamgym.replay.partition import Partition
-from dreamgym.replay.sqlite import SqliteLog
+from dreamgym.replay.serialization import restore_keys, round_keys
+from dreamgym.replay.sqlite import SqliteStore
+from dreamgym.replay.store import Addition, Record, records
 from dreamgym.types import RetrievalFilter, Source
+from tests.replay.household import episode
 
 DIMENSION = 384
 
@@ -327,7 +327,7 @@ async def test_a_large_partition_switches_to_lists_by_itself_and_reports_its_rec
         dataclasses.replace(template[row % 12], trajectory_id=f"t{row // 12}", position=row % 12)
         for row in range(rows)
     ]
-    log = SqliteLog(tmp_path / "replay.sqlite", embedder="made up", dimension=DIMENSION)
+    log = SqliteStore(tmp_path / "replay.sqlite", embedder="made up", dimension=DIMENSION)
     log.append([Addition(records=many, keys=keys, embedder="made up")], capacity=None)
     scanned, searched = MemoryView(index="exact"), MemoryView(index="auto", exact_limit=FEW_ROWS)
     for view in (scanned, searched):

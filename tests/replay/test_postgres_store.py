@@ -9,17 +9,17 @@ from collections.abc import Callable
 import numpy as np
 import psycopg
 import pytest
-from household import episode
 
 from dreamgym.errors import StoreError
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embed import LexicalEmbedder
+from dreamgym.replay.embedders import LexicalEmbedder
 from dreamgym.replay.index import MemoryView
-from dreamgym.replay.log import Addition, records
 from dreamgym.replay.pgsession import PostgresSession
 from dreamgym.replay.pgvector import PgvectorView
-from dreamgym.replay.postgres import PostgresLog
+from dreamgym.replay.postgres import PostgresStore
+from dreamgym.replay.store import Addition, records
 from dreamgym.types import RetrievalFilter, Trajectory
+from tests.replay.household import episode
 
 NewSchema = Callable[[], str]
 EMBEDDER = LexicalEmbedder()
@@ -30,9 +30,9 @@ def addition(trajectory: Trajectory) -> Addition:
     return Addition(records=records(trajectory), keys=EMBEDDER.keys(pairs), embedder=EMBEDDER.identity)
 
 
-def open_log(address: str) -> tuple[PostgresLog, PostgresSession]:
+def open_log(address: str) -> tuple[PostgresStore, PostgresSession]:
     session = PostgresSession(address)
-    return PostgresLog(session, embedder=EMBEDDER.identity, dimension=EMBEDDER.dimension), session
+    return PostgresStore(session, embedder=EMBEDDER.identity, dimension=EMBEDDER.dimension), session
 
 
 async def test_an_empty_database_is_made_ready_by_opening_it(postgres: str) -> None:

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from household import episode
 
 from dreamgym.errors import DataError, StoreError
 from dreamgym.protocols import Keys
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embed import LexicalEmbedder
-from dreamgym.replay.log import records
+from dreamgym.replay.embedders import LexicalEmbedder
+from dreamgym.replay.store import records
 from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
+from tests.replay.household import episode
 
 HOUSEHOLD = RetrievalFilter(environment="household")
 

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from household import episode
 
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.types import RetrievalFilter
+from tests.replay.household import episode
 
 HERE = Path(__file__).parent
 ROUNDS = 20

@@ -6,12 +6,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from stored_rows import Rows
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import BLOCK_ROWS
 from dreamgym.replay.partition import Partition
 from dreamgym.replay.sketch import COLUMNS, PAGE_ROWS, Page
+from tests.replay.stored_rows import Rows
 
 DIMENSION = 160
 ROWS = 2 * BLOCK_ROWS + 500

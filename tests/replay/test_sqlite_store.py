@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from household import episode
 
 from dreamgym.errors import StoreError
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embed import LexicalEmbedder
-from dreamgym.replay.sqlite import PAGE_SIZE, SqliteLog
+from dreamgym.replay.embedders import LexicalEmbedder
+from dreamgym.replay.sqlite import PAGE_SIZE, SqliteStore
+from tests.replay.household import episode
 
 FRAME = 24 + PAGE_SIZE
 WAL_HEADER = 32
@@ -113,7 +113,7 @@ def test_a_commit_is_synced_to_the_disk_in_large_pages(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with ReplayBuffer.open(path) as buffer:
         log = buffer._log
-        assert isinstance(log, SqliteLog)
+        assert isinstance(log, SqliteStore)
         assert log._writer.execute("PRAGMA synchronous").fetchone()[0] == 2
         assert log._writer.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         assert log._writer.execute("PRAGMA page_size").fetchone()[0] == 16384
@@ -159,7 +159,7 @@ sys.stdin.read()
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(StoreError, match="another process keeps it locked"):
-            SqliteLog(path, embedder=LexicalEmbedder().identity, dimension=384, busy_seconds=0.2)
+            SqliteStore(path, embedder=LexicalEmbedder().identity, dimension=384, busy_seconds=0.2)
         holder.communicate("")
 
 
@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 FULL_DISK = """
 import asyncio, resource, sys
-from household import episode
+from tests.replay.household import episode
 from dreamgym.errors import StoreError
 from dreamgym.replay.buffer import ReplayBuffer
 

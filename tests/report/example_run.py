@@ -8,20 +8,18 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from dreaming import recited
-
-from dreamgym.curriculum.pool import FILE, TaskPool
-from dreamgym.envs.alfworld.teacher import HouseholdTeacher
+from dreamgym.curriculum.task_pool import FILE, TaskPool
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.alfworld.annotator import HouseholdAnnotator
+from dreamgym.envs.synthetic import SyntheticEnvironment
+from dreamgym.evaluation.evaluate import Episode, Evaluation, EvaluationSettings, compare
+from dreamgym.evaluation.fidelity import FidelitySettings, measure_fidelity
 from dreamgym.protocols import ExperienceModel
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
-from dreamgym.rollout import Origin, roll_out
 from dreamgym.rollout_groups import GroupReport
-from dreamgym.synthetic import SyntheticEnvironment
-from dreamgym.training.evaluate import Episode, Evaluation, EvaluationSettings, compare
-from dreamgym.training.fidelity import FidelitySettings, measure_fidelity
+from dreamgym.rollouts import Origin, run_episode
 from dreamgym.training.metrics import MetricsLog, practice_row
-from dreamgym.training.predictions import PREDICTIONS, PredictionLog, WatchedModel
+from dreamgym.training.prediction_log import PREDICTIONS, PredictionLog, WatchedModel
 from dreamgym.types import (
     Decision,
     Demonstration,
@@ -34,6 +32,7 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
+from tests.training.dreaming import recited
 
 HOSTILE = "</script><script>harmed=1</script><img src=http://127.0.0.1:9/x onerror=harmed=2>\x1b[2J"
 """What a model that means harm would write."""
@@ -97,7 +96,7 @@ class Repeats:
 async def dream_of(model: ExperienceModel, episode: Trajectory, name: str) -> Trajectory:
     sheet = episode.sheet
     assert sheet is not None
-    dreamt = await roll_out(
+    dreamt = await run_episode(
         lambda: SyntheticEnvironment(episode.task, model, sheet, horizon=len(episode), first=episode.start),
         lambda environment: Repeats(episode),
         trajectory_id=name,
@@ -151,7 +150,7 @@ async def write_run(folder: Path, *, steps: int = 6) -> list[Trajectory]:
     _write_pool(folder, groups)
     _write_evaluation(folder, episodes)
     fidelity = await measure_fidelity(
-        forgetful, HouseholdTeacher(), episodes, settings=FidelitySettings(repeats=2)
+        forgetful, HouseholdAnnotator(), episodes, settings=FidelitySettings(repeats=2)
     )
     told = json.dumps({**fidelity.to_dict(), "asked": {}}, default=str)
     (folder / "fidelity.json").write_text(told, encoding="utf-8")

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_run import HOSTILE, recorded_episodes, write_run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dreamgym.cli import app
-from dreamgym.replay.offline import TrajectoryWriter
+from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.report.charts import HEIGHT, Chart, Line, Point, draw
 from dreamgym.report.episodes import keep, recorded
-from dreamgym.report.figures import as_json, cost_sheet, evaluation_sheet, fidelity_sheet, overview
-from dreamgym.report.files import Problems
-from dreamgym.report.gather import Run, find_runs, read_run
 from dreamgym.report.page import page
+from dreamgym.report.run_reader import Run, find_runs, read_run
+from dreamgym.report.safe_reading import Problems
+from dreamgym.report.tables import as_json, cost_sheet, evaluation_sheet, fidelity_sheet, overview
+from tests.report.example_run import HOSTILE, recorded_episodes, write_run
 
 FILES = ["metrics.jsonl", "tasks.jsonl", "fidelity.json", "predictions.jsonl", "config.json", "summary.json"]
 

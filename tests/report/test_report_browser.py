@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import NAMES, Page, find_browser, open_page
-from example_run import recorded_episodes, write_run
 from typer.testing import CliRunner
 
 from dreamgym.cli import app
-from dreamgym.replay.offline import TrajectoryWriter
+from dreamgym.data.trajectories import TrajectoryWriter
+from tests.report.browser import NAMES, Page, find_browser, open_page
+from tests.report.example_run import recorded_episodes, write_run
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_run import CorridorDream, record, settings
 
-from dreamgym.report.figures import cost_sheet
-from dreamgym.report.gather import find_runs, read_run
 from dreamgym.report.page import page
-from dreamgym.training.train import train
+from dreamgym.report.run_reader import find_runs, read_run
+from dreamgym.report.tables import cost_sheet
+from dreamgym.training.trainer import train
+from tests.training.training_run import CorridorDream, record, settings
 
 torch.set_num_threads(1)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.models.spending import Spending, Spent, stage
-from dreamgym.report.gather import read_run
+from dreamgym.models.usage import Spending, Spent, stage
 from dreamgym.report.page import page
+from dreamgym.report.run_reader import read_run
 from dreamgym.report.spending import spending_sheet
 
 

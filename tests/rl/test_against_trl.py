@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from echo_world import TOKENIZER, student
-from test_learners import Gradients, recorded
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from dreamgym.agent import AgentSettings
+from dreamgym.agents import AgentSettings
 from dreamgym.models.tiny import save
-from dreamgym.rl import objectives
+from dreamgym.rl import losses
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
-from dreamgym.rl.strips import cut
+from dreamgym.rl.packing import cut
 from dreamgym.types import RolloutGroup
+from tests.invariants.test_learners import Gradients, recorded
+from tests.rl.echo_environment import TOKENIZER, student
 
 LOW, HIGH, LONGEST = 0.2, 0.28, 12
-NAMES: dict[str, objectives.LengthNormalisation] = {
+NAMES: dict[str, losses.LengthNormalisation] = {
     "dapo": "token",
     "bnpo": "token",
     "grpo": "trajectory",
@@ -148,14 +148,14 @@ def test_loss_and_gradient_are_those_of_trl(
         batch["old_per_token_logps"][trained],
         batch["advantages"][:, None].expand_as(trained)[trained],
     )
-    stopped = objectives.clipped(logprobs, behaviour, advantages, clip_low=LOW, clip_high=HIGH)
+    stopped = losses.clipped(logprobs, behaviour, advantages, clip_low=LOW, clip_high=HIGH)
     assert 5 < int(stopped.sum()) < len(stopped) - 5, "both sides of the bounds are met"
-    loss = objectives.clipped_policy_loss(logprobs, behaviour, advantages, clip_low=LOW, clip_high=HIGH)
+    loss = losses.clipped_policy_loss(logprobs, behaviour, advantages, clip_low=LOW, clip_high=HIGH)
     reference = batch["ref_per_token_logps"][trained]
-    loss = loss + kl * objectives.kl_to_reference(logprobs, reference, behaviour if corrected else None)
-    loss = loss - bonus * objectives.entropy(logits)
+    loss = loss + kl * losses.kl_to_reference(logprobs, reference, behaviour if corrected else None)
+    loss = loss - bonus * losses.entropy(logits)
     lengths = trained.sum(1)
-    weights = objectives.token_weights(lengths.tolist(), NAMES[loss_type], constant=LONGEST)
+    weights = losses.token_weights(lengths.tolist(), NAMES[loss_type], constant=LONGEST)
     found = (torch.tensor(weights).repeat_interleave(lengths) * loss).sum()
     found.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

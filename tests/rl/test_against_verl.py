@@ -16,7 +16,7 @@ CLOSE = 1e-8
 
 
 def test_the_inputs_meet_both_sides_of_every_bound() -> None:
-    assert 0.2 < STORED["values"]["clipped_share"] < 0.8
+    assert 0.2 < STORED["values"]["clip_fraction"] < 0.8
     _, value_gradient = STORED["values"]["value_loss"]
     trained = [
         grad

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from echo_world import CHOOSING, TOKENIZER, WORDS, EchoFactory, mean_return, play, student
 
-from dreamgym.agent import AgentSettings, tokenised
+from dreamgym.agents import AgentSettings, tokenised
 from dreamgym.errors import ConfigError
-from dreamgym.models.local import LocalLanguageModel
-from dreamgym.models.text import TextCodec
+from dreamgym.models.local.language_model import LocalLanguageModel
+from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.rl.dpo import DPOLearner, DPOSettings, preference_pairs
 from dreamgym.rl.sft import SFTLearner, SFTSettings
-from dreamgym.rollout import roll_out
+from dreamgym.rollouts import run_episode
 from dreamgym.types import Decision, Trajectory
+from tests.rl.echo_environment import CHOOSING, TOKENIZER, WORDS, EchoFactory, mean_return, play, student
 
 FREE = AgentSettings(max_tokens=4, temperature=0.0)
 END = TOKENIZER.eos_token_id
@@ -40,7 +40,7 @@ async def episodes(say: Callable[[str], str], turns: int = 2) -> list[Trajectory
     factory = EchoFactory(turns=turns)
     made = []
     for task in await factory.tasks("train"):
-        played = await roll_out(
+        played = await run_episode(
             lambda task=task: factory.make(task),  # type: ignore[misc]
             lambda _: Speaker(say),
             trajectory_id=f"{task.id}-{say(task.id)}",
@@ -100,12 +100,12 @@ async def test_mistakes_that_are_told_are_read_and_not_imitated(told: bool) -> N
     assert (await success(model) == 1) == told
 
 
-@pytest.mark.parametrize("matrix_learning_rate", [None, 0.02], ids=["adamw", "muon"])
+@pytest.mark.parametrize("muon_lr", [None, 0.02], ids=["adamw", "muon"])
 async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped(
-    matrix_learning_rate: float | None,
+    muon_lr: float | None,
 ) -> None:
     shown = await episodes(str)
-    settings = SFTSettings(steps=10, batch=3, learning_rate=1e-2, matrix_learning_rate=matrix_learning_rate)
+    settings = SFTSettings(steps=10, batch=3, learning_rate=1e-2, muon_lr=muon_lr)
     whole, stopped, resumed = student(), student(), student(4)
     never, before, later = (SFTLearner(model, shown, settings) for model in (whole, stopped, resumed))
     while not never.done:

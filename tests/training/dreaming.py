@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dreamgym.envs.alfworld.teacher import AGENT, HouseholdTeacher
+from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
+from dreamgym.evaluation.one_step import step_questions
 from dreamgym.experience.model import ReasoningExperienceModel
-from dreamgym.experience.reply import PromptSettings, prompt, reply_text, start_prompt, start_text
+from dreamgym.experience.reply_format import PromptSettings, prompt, reply_text, start_prompt, start_text
 from dreamgym.testing import ScriptedLanguageModel
-from dreamgym.training.fidelity_steps import step_questions
 from dreamgym.types import Completion, CompletionRequest, Note, Trajectory
 
 SETTINGS = PromptSettings(actor=AGENT, history=50)
@@ -42,7 +42,7 @@ async def _script(
     trajectories: Sequence[Trajectory], fault: Fault, unknown: Callable[[CompletionRequest], str]
 ) -> Callable[[CompletionRequest], str]:
     replies: dict[str, str] = {}
-    teacher = HouseholdTeacher()
+    teacher = HouseholdAnnotator()
     for trajectory in trajectories:
         assert trajectory.sheet is not None
         replies[start_prompt(trajectory.task, trajectory.sheet, actor=AGENT)] = start_text(

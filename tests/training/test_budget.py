@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from training_run import FACTORY, record, settings
 
-from dreamgym.training.checkpoints import WARM_START, RunFolder
 from dreamgym.training.metrics import read_metrics
-from dreamgym.training.train import train
+from dreamgym.training.run_dir import WARM_START, RunDir
+from dreamgym.training.trainer import train
+from tests.training.training_run import FACTORY, record, settings
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def test_what_the_warm_start_took_is_spent_once_however_often_the_run_goes
     assert taken > 0
     again = await train(settings(folder, *short, "train.steps=1"), real=FACTORY)
     assert again["spent"]["warm_start_seconds"] == taken
-    kept = RunFolder(folder / "run").load(WARM_START)
+    kept = RunDir(folder / "run").load(WARM_START)
     assert kept is not None
     assert kept["steps"] == 3
 

@@ -14,24 +14,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import corridor_server
 import psutil
 import pytest
 import torch
-import training_run
-from training_run import record, run, settings
 
 from dreamgym.config import Config, EndpointConfig, load_config
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.errors import RolloutsFailingError
 from dreamgym.experience.model import ReasoningExperienceModel
-from dreamgym.experience.reply import PromptSettings
-from dreamgym.models.endpoint import Endpoint
-from dreamgym.models.remote import RemoteLanguageModel
-from dreamgym.replay.builtin import builtin_dataset
-from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
-from dreamgym.training.checkpoints import RunFolder
+from dreamgym.experience.reply_format import PromptSettings
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.endpoint.language_model import EndpointLanguageModel
 from dreamgym.training.metrics import read_metrics
-from dreamgym.training.train import Told, train
+from dreamgym.training.run_dir import RunDir
+from dreamgym.training.trainer import Told, train
+from tests.training import corridor_server, training_run
+from tests.training.training_run import record, run, settings
 
 SHORT = ("train.world=dream", "train.warm_start_steps=40", "train.checkpoint_every=3")
 
@@ -57,7 +56,7 @@ def begun(folder: Path) -> Path:
 
 
 def learnt(out: Path, step: int) -> dict[str, torch.Tensor]:
-    return RunFolder(out).policy_weights(step)
+    return RunDir(out).policy_weights(step)
 
 
 def same_weights(one: Path, other: Path, step: int) -> None:
@@ -106,7 +105,7 @@ async def dreamt(
     soon = {"pause_seconds": 0.01, "deadline_seconds": 5.0}
     endpoint = Endpoint("dream", EndpointConfig.model_validate(quick | soon))
     model = ReasoningExperienceModel(
-        RemoteLanguageModel(endpoint, role="experience"), name="served", settings=PromptSettings()
+        EndpointLanguageModel(endpoint, role="experience"), name="served", settings=PromptSettings()
     )
     try:
         return await train(config, experience_model=model, on_progress=on_progress)
@@ -128,7 +127,7 @@ async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_
         RolloutsFailingError, match=r"rollout groups failed.*server_down.*then resume the run"
     ):
         await dreamt(settings(folder, *words), server, kill_after_two_steps)
-    assert RunFolder(folder / "run").load("checkpoint.pt")["done"] == 2  # type: ignore[index]
+    assert RunDir(folder / "run").load("checkpoint.pt")["done"] == 2  # type: ignore[index]
     server.start_again()
     assert (await dreamt(settings(folder, *words), server))["steps"] == 4
     whole = begun(folder.parent / "never stopped")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conftest import ROOT
 from dreamgym.cli import app
-from dreamgym.replay.offline import read_trajectories
+from dreamgym.data.trajectories import read_trajectories
+from tests.conftest import ROOT
 
 torch.set_num_threads(1)
 GUIDE = ROOT / "docs" / "guides" / "experience-model.md"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from training_run import FACTORY, CorridorDream, in_a_process, record, run, settings
 
 from dreamgym.config import Config
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import (
     ConfigError,
     EpisodeFailedError,
@@ -24,14 +24,13 @@ from dreamgym.errors import (
     StoreError,
     TrainingCollapsedError,
 )
-from dreamgym.models.local import LocalLanguageModel
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.checkpoints import RunFolder
 from dreamgym.training.metrics import Row, read_metrics
 from dreamgym.training.policy import opened_policy
+from dreamgym.training.run_dir import RunDir
 from dreamgym.training.sim_to_real import sim_to_real
-from dreamgym.training.train import Told, train
+from dreamgym.training.trainer import Told, train
 from dreamgym.types import (
     CompletionRequest,
     FailureKind,
@@ -42,7 +41,8 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
-from killable import started
+from tests.killable import started
+from tests.training.training_run import FACTORY, CorridorDream, in_a_process, record, run, settings
 
 DREAM = "train.world=dream"
 
@@ -83,7 +83,7 @@ async def never_stopped(folder: Path, *words: str) -> Path:
 
 
 def learnt(out: Path, step: int) -> dict[str, torch.Tensor]:
-    return RunFolder(out).policy_weights(step)
+    return RunDir(out).policy_weights(step)
 
 
 def practised(out: Path) -> list[Row]:
@@ -179,7 +179,7 @@ async def test_evaluations_in_reality_choose_the_policy_and_are_counted_apart(fo
     assert [row["step"] for row in rows] == [0, 2, 4]
     best = max(row["success"]["value"] for row in rows)
     first = next(row["step"] for row in rows if row["success"]["value"] == best)
-    assert summary["policy"] == first == RunFolder(folder / "run").chosen()
+    assert summary["policy"] == first == RunDir(folder / "run").chosen()
     assert summary["spent"]["evaluation_real_steps"] > 0
     assert "real_steps" not in summary["spent"]
     assert rows[-1]["gap"] is not None
@@ -238,7 +238,7 @@ async def test_a_run_that_was_interrupted_between_checkpoints_keeps_its_steps_an
     current = asyncio.ensure_future(run(settings(folder, *words), on_progress=stop))
     with pytest.raises(asyncio.CancelledError):
         await current
-    state = RunFolder(folder / "run").load("checkpoint.pt")
+    state = RunDir(folder / "run").load("checkpoint.pt")
     assert state is not None
     assert state["done"] == after
     await run(settings(folder, *words))
@@ -261,13 +261,13 @@ async def test_a_finished_run_goes_on_when_more_steps_are_asked_for(folder: Path
 
 
 async def test_a_folder_that_was_begun_with_other_settings_is_refused(folder: Path) -> None:
-    RunFolder.begin(settings(folder, DREAM)).close()
+    RunDir.begin(settings(folder, DREAM)).close()
     with pytest.raises(ConfigError, match=r"was begun with learner.kl=0.0, now 0.5 is asked for"):
         await run(settings(folder, DREAM, "learner.kl=0.5"))
 
 
 async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
-    held = RunFolder.begin(settings(folder))
+    held = RunDir.begin(settings(folder))
     try:
         with pytest.raises(StoreError, match="another process is writing here"):
             await run(settings(folder))
@@ -389,7 +389,7 @@ async def test_tasks_may_come_from_the_real_environment(folder: Path) -> None:
 
 def test_settings_of_a_run_are_read_back_as_they_were(tmp_path: Path) -> None:
     config: Config = settings(tmp_path)
-    RunFolder.begin(config).close()
-    from dreamgym.training.checkpoints import read_config
+    RunDir.begin(config).close()
+    from dreamgym.training.run_dir import read_config
 
     assert read_config(tmp_path / "run") == config

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, TrainingCollapsedError
-from dreamgym.synthetic import SyntheticEnvironment
 from dreamgym.testing import CorridorFactory
-from dreamgym.training.dreams import ForgivingModel, RecordedWorlds
+from dreamgym.training.dream import ForgivingModel, RecordedStarts
 from dreamgym.training.metrics import UNREADABLE, MetricsLog, read_metrics
 from dreamgym.training.monitors import Monitors, MonitorSettings
-from dreamgym.training.task_list import TaskList
+from dreamgym.training.uniform_tasks import UniformTasks
 from dreamgym.types import (
     FailureKind,
     Outcome,
@@ -121,7 +121,7 @@ def test_of_two_rows_about_a_step_the_last_holds_and_torn_lines_are_passed_over(
 
 async def test_every_task_comes_once_before_any_comes_again() -> None:
     tasks = await CorridorFactory(length=4).tasks("train")
-    source = TaskList(tasks, seed=3)
+    source = UniformTasks(tasks, seed=3)
     drawn: list[str] = []
     for _ in range(2 * len(tasks)):
         drawn += [task.id for task in await source.sample(3)]
@@ -133,17 +133,17 @@ async def test_every_task_comes_once_before_any_comes_again() -> None:
 
 async def test_a_list_goes_on_where_it_was_and_refuses_the_state_of_another() -> None:
     tasks = await CorridorFactory(length=4).tasks("train")
-    source = TaskList(tasks, seed=3)
+    source = UniformTasks(tasks, seed=3)
     await source.sample(5)
     await source.record([])
     assert await source.sample(2) == await source.sample(2), "a step that was interrupted is asked for again"
-    restored = TaskList(tasks, seed=3)
+    restored = UniformTasks(tasks, seed=3)
     restored.load_state_dict(json.loads(json.dumps(source.state_dict())))
     assert await restored.sample(4) == await source.sample(4)
     with pytest.raises(ConfigError, match="was begun with"):
-        TaskList(tasks[1:]).load_state_dict(source.state_dict())
+        UniformTasks(tasks[1:]).load_state_dict(source.state_dict())
     with pytest.raises(ConfigError, match="at least one task"):
-        TaskList([])
+        UniformTasks([])
 
 
 def episode(name: str, *places: str) -> Trajectory:
@@ -163,7 +163,7 @@ def episode(name: str, *places: str) -> Trajectory:
 
 def test_a_recorded_task_is_dreamt_in_its_own_world() -> None:
     recorded = [episode("a", "shelf 1"), episode("b", "shelf 2")]
-    worlds = RecordedWorlds(recorded)
+    worlds = RecordedStarts(recorded)
     assert [task.id for task in worlds.tasks] == ["a", "b"]
     for each in recorded:
         found = worlds(each.task, 7)
@@ -210,12 +210,12 @@ def test_recombined_worlds_differ_by_seed_and_a_group_shares_one() -> None:
     def can_succeed(task: Task, sheet: WorldSheet) -> bool:
         return ("inreceptacle", "mug 0", "shelf 2") in sheet.facts
 
-    worlds = RecordedWorlds(recorded, recombine=can_succeed)
+    worlds = RecordedStarts(recorded, recombine=can_succeed)
     found = [worlds(recorded[0].task, seed) for seed in range(20)]
     assert all(each is not None and can_succeed(recorded[0].task, each.sheet) for each in found)
     assert len({each.sheet for each in found if each is not None}) > 2
-    assert found == [RecordedWorlds(recorded, recombine=can_succeed)(recorded[0].task, s) for s in range(20)]
-    never = RecordedWorlds(recorded, recombine=lambda task, sheet: False)
+    assert found == [RecordedStarts(recorded, recombine=can_succeed)(recorded[0].task, s) for s in range(20)]
+    never = RecordedStarts(recorded, recombine=lambda task, sheet: False)
     kept = never(recorded[0].task, 0)
     assert kept is not None
     assert kept.sheet == recorded[0].sheet, "where no new world will do, the old one does"

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import shop as shop_model
-from test_guide import sessions
 from typer.testing import CliRunner, Result
 
-from conftest import ROOT
 from dreamgym.cli import app
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.testing.served import ScriptedServer
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.types import CompletionRequest
+from tests.conftest import ROOT
+from tests.training import shop as shop_model
+from tests.training.test_guide import sessions
 
 GUIDE = ROOT / "docs" / "guides" / "your-own-traces.md"
 MARK = "<!-- tests/training/test_own_traces.py runs {} here -->"

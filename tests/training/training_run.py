@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config, load_config
-from dreamgym.envs.policies import make_policy
-from dreamgym.replay.offline import TrajectoryWriter
-from dreamgym.rollout import roll_out
+from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.envs.scripted_policies import make_policy
+from dreamgym.rollouts import run_episode
 from dreamgym.testing import CorridorFactory
-from dreamgym.training.train import train
+from dreamgym.training.trainer import train
 from dreamgym.types import (
     Outcome,
     Prediction,
@@ -33,8 +33,8 @@ SMALL = [
     "train.world=real",
     "train.horizon=6",
     "train.warm_start_steps=100",
-    "train.warm_start_rate=0.003",
-    "train.warm_start_matrix_rate=0.02",
+    "train.warm_start_lr=0.003",
+    "train.warm_start_muon_lr=0.02",
     "train.warm_start_batch=8",
     "train.steps=4",
     "train.tasks=2",
@@ -56,7 +56,7 @@ async def record(folder: Path) -> None:
     """The expert's episodes of all training tasks."""
     with TrajectoryWriter(folder) as writer:
         for number, task in enumerate(await FACTORY.tasks("train")):
-            played = await roll_out(
+            played = await run_episode(
                 lambda task=task: FACTORY.make(task),  # type: ignore[misc]
                 lambda environment: make_policy("expert", environment, seed=0),
                 trajectory_id=f"offline-{number}",

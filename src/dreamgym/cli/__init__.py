@@ -7,10 +7,10 @@ import typer
 from dreamgym.cli.buffer import app as buffer_app
 from dreamgym.cli.collect import collect_command
 from dreamgym.cli.data import app as data_app
-from dreamgym.cli.dream import BareDreamCommand
 from dreamgym.cli.envs import app as envs_app
 from dreamgym.cli.evaluate import evaluate_command
 from dreamgym.cli.experience import app as experience_app
+from dreamgym.cli.experience_models import BareDreamCommand
 from dreamgym.cli.ingest import ingest
 from dreamgym.cli.models import app as models_app
 from dreamgym.cli.play import play_command

@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.options import Json
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.registry import open_environment
 from dreamgym.errors import ConfigError
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.audit import Audit, audit
-from dreamgym.training.checkpoints import TRAJECTORIES, read_config
+from dreamgym.evaluation.audit import Audit, audit
+from dreamgym.training.run_dir import TRAJECTORIES, read_config
 
 
-@screen.command
+@console.command
 def audit_command(
     run: Annotated[Path, typer.Argument(help="A run that practised in the dream (`dreamgym train`).")],
     episodes: Annotated[int, typer.Option(help="Imagined episodes to replay, the latest first.", min=1)] = 64,
@@ -44,7 +44,7 @@ def audit_command(
     async def measure() -> Audit:
         factory = open_environment(config.environment.name, config.environment.options)
         try:
-            with screen.progress() as bar:
+            with console.progress() as bar:
                 job = bar.add_task("in reality", total=episodes, note="")
                 return await audit(
                     factory,
@@ -63,12 +63,12 @@ def audit_command(
         ("every state as in reality", str(found.faithful)),
         *((f"first departure at `{verb}`", count) for verb, count in found.by_verb.items()),
     ]
-    tables = [screen.table(f"{run}, in reality", "what", "value [95%]", rows=rows)]
+    tables = [console.table(f"{run}, in reality", "what", "value [95%]", rows=rows)]
     if found.departures:
         shown = [
             (each.action, each.dreamt, each.real, "yes" if each.success else "no")
             for each in found.departures
         ]
         title = "where they part first"
-        tables.append(screen.table(title, "action", "dreamt", "real", "dream succeeds", rows=shown))
-    screen.show(found.to_dict(), tables, as_json=as_json)
+        tables.append(console.table(title, "action", "dreamt", "real", "dream succeeds", rows=shown))
+    console.show(found.to_dict(), tables, as_json=as_json)

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.config import ReplayConfig
+from dreamgym.data.datasets import dataset_path
+from dreamgym.data.trajectories import read_trajectories, shards
 from dreamgym.errors import ConfigError
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.builtin import dataset_path
-from dreamgym.replay.embed import make_embedder
-from dreamgym.replay.log import records
-from dreamgym.replay.offline import read_trajectories, shards
+from dreamgym.replay.embedders import make_embedder
+from dreamgym.replay.store import records
 from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
 from dreamgym.types import Source as SourceName
 
@@ -41,7 +41,7 @@ Capacity = Annotated[
 
 
 @app.command("build")
-@screen.command
+@console.command
 def build(
     paths: Annotated[
         list[str],
@@ -77,12 +77,12 @@ def build(
     settings = resolve(config, overrides, flags).replay
     sources = [dataset_path(path) for path in paths]
     result = fill_buffer(sources, settings, skip_bad=skip_bad)
-    table = screen.table(f"stored in {settings.store}", *result, rows=[list(result.values())])
-    screen.show(result, table, as_json=as_json)
+    table = console.table(f"stored in {settings.store}", *result, rows=[list(result.values())])
+    console.show(result, table, as_json=as_json)
 
 
 @app.command("stats")
-@screen.command
+@console.command
 def show_stats(
     store: Store,
     *,
@@ -113,14 +113,16 @@ def show_stats(
         for each in result["holdings"]
     ]
     tables = [
-        screen.table(store, *about, rows=[list(about.values())]),
-        screen.table("holdings", *("environment", "source", "rows", "trajectories", "search"), rows=holdings),
+        console.table(store, *about, rows=[list(about.values())]),
+        console.table(
+            "holdings", *("environment", "source", "rows", "trajectories", "search"), rows=holdings
+        ),
     ]
-    screen.show(result, tables, as_json=as_json)
+    console.show(result, tables, as_json=as_json)
 
 
 @app.command("search")
-@screen.command
+@console.command
 def search(
     store: Store,
     *,
@@ -160,16 +162,16 @@ def search(
             min_reward=min_reward,
         )
         found = asyncio.run(buffer.search(state, action, k=settings.k, filters=filters))
-    table = screen.table(
+    table = console.table(
         f"the {len(found)} nearest in {store}",
         *("similarity", "from", "transition"),
         rows=[_row(each) for each in found],
     )
-    screen.show([asdict(each) for each in found], table, as_json=as_json)
+    console.show([asdict(each) for each in found], table, as_json=as_json)
 
 
 @app.command("compact")
-@screen.command
+@console.command
 def compact(
     store: Store,
     *,
@@ -204,7 +206,7 @@ def compact(
         "embedder": after.embedder,
         "reembedded": reembedded,
     }
-    screen.show(result, screen.table("compacted", *result, rows=[list(result.values())]), as_json=as_json)
+    console.show(result, console.table("compacted", *result, rows=[list(result.values())]), as_json=as_json)
 
 
 def fill_buffer(sources: list[Path], settings: ReplayConfig, *, skip_bad: bool = False) -> dict[str, Any]:
@@ -230,7 +232,7 @@ async def _fill(buffer: ReplayBuffer, sources: list[Path], *, skip_bad: bool) ->
     bad: list[str] = []
     counts = {"trajectories": 0, "new_rows": 0, "known_rows": 0}
     size = sum(file.stat().st_size for source in sources for file in shards(source))
-    with screen.progress() as bar:
+    with console.progress() as bar:
         work = bar.add_task("storing", total=size, note="bytes")
         for source in sources:
             found = read_trajectories(
@@ -245,7 +247,7 @@ async def _fill(buffer: ReplayBuffer, sources: list[Path], *, skip_bad: bool) ->
                 counts["new_rows"] += new
                 counts["known_rows"] += rows - new
     for problem in bad:
-        screen.err.print(problem, markup=False, soft_wrap=True)
+        console.err.print(problem, markup=False, soft_wrap=True)
     return counts | ({"bad_rows": len(bad)} if skip_bad else {})
 
 
@@ -269,7 +271,7 @@ async def _reembed(buffer: ReplayBuffer, name: str) -> bool:
     about = buffer.stats()
     if chosen.identity == about.embedder:
         return False
-    with screen.progress() as bar:
+    with console.progress() as bar:
         work = bar.add_task("embedding", total=about.rows, note="rows")
         await buffer.reembed(chosen, on_progress=lambda done: bar.update(work, completed=done))
     return True

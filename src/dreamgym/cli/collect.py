@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
-from dreamgym.collect import CollectReport, collect
+from dreamgym.collection import CollectReport, collect
 from dreamgym.config import Config
 from dreamgym.envs.registry import open_environment
 
 
-@screen.command
+@console.command
 def collect_command(
     env: Annotated[str | None, typer.Option(help="environment, see `dreamgym envs list`")] = None,
     policy: Annotated[
@@ -69,10 +69,10 @@ def collect_command(
         },
     )
     if dry_run:
-        screen.show_config(resolved)
+        console.show_config(resolved)
         return
     report = run_collect(resolved)
-    screen.show(summary(report, resolved), report_table(report, resolved), as_json=as_json)
+    console.show(summary(report, resolved), report_table(report, resolved), as_json=as_json)
     if report.failures:
         raise typer.Exit(1)
 
@@ -83,7 +83,7 @@ def run_collect(config: Config) -> CollectReport:
     async def run() -> CollectReport:
         factory = open_environment(config.environment.name, config.environment.options)
         try:
-            with screen.progress() as bar:
+            with console.progress() as bar:
                 job = bar.add_task("collecting", total=config.collect.episodes, note="preparing games")
 
                 def on_episode(report: CollectReport) -> None:
@@ -136,4 +136,4 @@ def report_table(report: CollectReport, config: Config) -> Any:
         title += f" (and {report.already_there} that were there)"
     if report.failures:
         title += f"; failed: {', '.join(f'{n} {kind}' for kind, n in report.failures.items())}"
-    return screen.table(title, "policy", "episodes", "success", "steps per episode", "states/s", rows=rows)
+    return console.table(title, "policy", "episodes", "success", "steps per episode", "states/s", rows=rows)

@@ -14,21 +14,21 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.options import Json, Source
+from dreamgym.data import ingest as formats
+from dreamgym.data.jsonl import OnRead
+from dreamgym.data.schema import row_of
+from dreamgym.data.stats import DatasetStats, Tally, stats
+from dreamgym.data.trajectories import pack, read_trajectories, shards
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.replay import formats
-from dreamgym.replay.jsonl import OnRead
-from dreamgym.replay.offline import pack, read_trajectories, shards
-from dreamgym.replay.rows import row_of
-from dreamgym.replay.stats import DatasetStats, Tally, stats
 from dreamgym.types import State, Trajectory
 
 app = typer.Typer(no_args_is_help=True, help="Look at trajectories on disk, count, check and export them.")
 
 
 @app.command("show")
-@screen.command
+@console.command
 def show_trajectory(
     path: Source,
     id: Annotated[str | None, typer.Option(help="Show the trajectory with this id.")] = None,  # noqa: A002
@@ -47,13 +47,13 @@ def show_trajectory(
     """
     trajectory = _find(path, id, index)
     if as_json:
-        screen.show(row_of(trajectory), [], as_json=True)
+        console.show(row_of(trajectory), [], as_json=True)
     else:
-        screen.out.print(_episode(trajectory))
+        console.out.print(_episode(trajectory))
 
 
 @app.command("stats")
-@screen.command
+@console.command
 def show_stats(path: Source, as_json: Json = False) -> None:
     """Count episodes, success and steps, by environment, family, policy, source.
 
@@ -65,7 +65,7 @@ def show_stats(path: Source, as_json: Json = False) -> None:
     """
     with _reading(path) as on_read:
         counted = stats(path, on_read=on_read)
-    table = screen.table(
+    table = console.table(
         f"{path}: {counted.shards} files, {counted.bytes / 1e6:.1f} MB",
         *("by", "name", "episodes", "success", "transitions", "mean steps"),
     )
@@ -74,11 +74,11 @@ def show_stats(path: Source, as_json: Json = False) -> None:
         table.add_section()
         for name, tally in _largest(tallies):
             table.add_row(*_stats_row(kind, name, tally))
-    screen.show(_stats_json(counted), table, as_json=as_json)
+    console.show(_stats_json(counted), table, as_json=as_json)
 
 
 @app.command("validate")
-@screen.command
+@console.command
 def validate(
     path: Source,
     limit: Annotated[int, typer.Option(help="Problems to list; all are counted.", min=1)] = 20,
@@ -103,19 +103,19 @@ def validate(
             seen.add(trajectory.id)
             valid += 1
     told = [str(problem) for problem in problems[:limit]]
-    tables = [screen.table(f"checked {path}", "valid rows", "problems", rows=[(valid, len(problems))])]
+    tables = [console.table(f"checked {path}", "valid rows", "problems", rows=[(valid, len(problems))])]
     if problems:
         tables.append(
-            screen.table(f"the first {len(told)} problems", "problem", rows=[[each] for each in told])
+            console.table(f"the first {len(told)} problems", "problem", rows=[[each] for each in told])
         )
     result = {"valid": valid, "problem_count": len(problems), "problems": told}
-    screen.show(result, tables, as_json=as_json)
+    console.show(result, tables, as_json=as_json)
     if problems:
         raise typer.Exit(DataError.exit_code)
 
 
 @app.command("export")
-@screen.command
+@console.command
 def export(
     path: Source,
     format: Annotated[str, typer.Option(help="messages, atif or parquet.")],  # noqa: A002
@@ -141,12 +141,12 @@ def export(
         chosen = read_trajectories(path, on_read=on_read) if id is None else [_find(path, id, 0)]
         written = formats.export(chosen, out, format=format)
     result = {"out": str(out), "format": format, "trajectories": written, "bytes": out.stat().st_size}
-    table = screen.table(f"exported to {out}", *result, rows=[list(result.values())])
-    screen.show(result, table, as_json=as_json)
+    table = console.table(f"exported to {out}", *result, rows=[list(result.values())])
+    console.show(result, table, as_json=as_json)
 
 
 @app.command("pack")
-@screen.command
+@console.command
 def pack_trajectories(
     path: Source,
     out: Annotated[Path, typer.Option(help="File to write, ending in .jsonl.xz.")],
@@ -159,14 +159,14 @@ def pack_trajectories(
       dreamgym data pack trajectories --out trajectories.jsonl.xz
     """
     result = {"out": str(out), "trajectories": pack(path, out), "bytes": out.stat().st_size}
-    table = screen.table(f"packed into {out}", *result, rows=[list(result.values())])
-    screen.show(result, table, as_json=as_json)
+    table = console.table(f"packed into {out}", *result, rows=[list(result.values())])
+    console.show(result, table, as_json=as_json)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[OnRead]:
     """A bar over the bytes of the files at `path`."""
-    with screen.progress() as bar:
+    with console.progress() as bar:
         work = bar.add_task("reading", total=sum(file.stat().st_size for file in shards(path)), note="bytes")
         yield lambda step: bar.advance(work, step)
 
@@ -184,15 +184,15 @@ def _find(path: Path, identity: str | None, index: int) -> Trajectory:
 
 def _episode(trajectory: Trajectory) -> Group:
     task, provenance = trajectory.task, trajectory.provenance
-    head = screen.visible(task.instruction, "bold")
+    head = console.visible(task.instruction, "bold")
     about = [task.environment, task.split, task.family, provenance.source, provenance.policy]
-    head.append("\n").append_text(screen.visible(" · ".join(filter(None, about)), "dim"))
-    top = Panel(head, title=screen.visible(trajectory.id), title_align="left")
+    head.append("\n").append_text(console.visible(" · ".join(filter(None, about)), "dim"))
+    top = Panel(head, title=console.visible(trajectory.id), title_align="left")
     parts: list[Panel | Text] = [top, _state(trajectory.start)]
     for number, transition in enumerate(trajectory.transitions, 1):
         if transition.thought:
-            parts.append(screen.visible(f"  ({transition.thought})", "italic dim"))
-        parts.append(screen.visible(f"{number:3d} > {transition.action}", "bold cyan"))
+            parts.append(console.visible(f"  ({transition.thought})", "italic dim"))
+        parts.append(console.visible(f"{number:3d} > {transition.action}", "bold cyan"))
         if transition.outcome.reward:
             parts.append(Text(f"      reward {transition.outcome.reward:g}", style="green"))
         parts.append(_state(transition.outcome.next_state))
@@ -201,7 +201,7 @@ def _episode(trajectory: Trajectory) -> Group:
 
 
 def _state(state: State) -> Text:
-    text = screen.visible(state.text)
+    text = console.visible(state.text)
     if state.admissible_actions is not None:
         text.append(f"\n[{len(state.admissible_actions)} admissible actions]", style="dim")
     return text
@@ -218,7 +218,7 @@ def _ending(trajectory: Trajectory) -> str:
 
 def _stats_row(kind: str, name: str, tally: Tally) -> list[Text]:
     counts = [tally.episodes, f"{tally.success_rate:.1%}", tally.transitions, f"{tally.mean_steps:.1f}"]
-    return [screen.visible(str(cell)) for cell in (kind, name, *counts)]
+    return [console.visible(str(cell)) for cell in (kind, name, *counts)]
 
 
 def _largest(tallies: Any) -> list[tuple[str, Tally]]:

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.options import Json
 from dreamgym.config import load_config, settings, validate
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
 from dreamgym.errors import MissingExtraError
 from dreamgym.protocols import RevealingEnvironment
 from dreamgym.testing import Check, CheckReport, check_environment
-from dreamgym.testing.checker import CHECKS
+from dreamgym.testing.env_checker import CHECKS
 
 app = typer.Typer(no_args_is_help=True, help="Real environments: list them, look at one, check one.")
 
@@ -26,7 +26,7 @@ Options = Annotated[
 
 
 @app.command("list")
-@screen.command
+@console.command
 def list_environments(as_json: Json = False) -> None:
     """List the environments that are known, ours and those of other packages.
 
@@ -38,12 +38,12 @@ def list_environments(as_json: Json = False) -> None:
     """
     found = [_entry(name) for name in environment_names()]
     rows = [(each["name"], each["summary"], each["extra"] or "–", each["installed"]) for each in found]
-    table = screen.table("environments", "name", "what it is", "extra", "installed", rows=rows)
-    screen.show(found, table, as_json=as_json)
+    table = console.table("environments", "name", "what it is", "extra", "installed", rows=rows)
+    console.show(found, table, as_json=as_json)
 
 
 @app.command("describe")
-@screen.command
+@console.command
 def describe(name: Name, options: Options = None, as_json: Json = False) -> None:
     """Show an environment's splits, options and experts, and how one of its episodes begins.
 
@@ -72,11 +72,11 @@ def describe(name: Name, options: Options = None, as_json: Json = False) -> None
         described |= asyncio.run(_example(name, chosen))
     except MissingExtraError as missing:
         described["note"] = str(missing)
-    screen.show(described, _description(described), as_json=as_json)
+    console.show(described, _description(described), as_json=as_json)
 
 
 @app.command("check")
-@screen.command
+@console.command
 def check(
     name: Name,
     episodes: Annotated[int, typer.Option(help="Episodes played in search of leaks.", min=1)] = 200,
@@ -98,14 +98,14 @@ def check(
     report = _checked(name, _options(options), episodes=episodes, concurrency=concurrency, split=split)
     rows = [(each.status, each.name, each.detail, f"{each.seconds:.1f}") for each in report.checks]
     verdict = "keeps its promises" if report.passed else "breaks promises"
-    table = screen.table(f"{name} {verdict}", "", "promise", "seen", "seconds", rows=rows)
-    screen.show(report.to_dict(), table, as_json=as_json)
+    table = console.table(f"{name} {verdict}", "", "promise", "seen", "seconds", rows=rows)
+    console.show(report.to_dict(), table, as_json=as_json)
     if not report.passed:
         raise typer.Exit(1)
 
 
 def _checked(name: str, options: dict[str, Any], **settings: Any) -> CheckReport:
-    with screen.progress() as bar:
+    with console.progress() as bar:
         job = bar.add_task("checking", total=len(CHECKS), note="")
 
         def tell(check: Check) -> None:
@@ -186,6 +186,6 @@ def _description(described: dict[str, Any]) -> list[Any]:
         (each["name"], each["type"], each["default"], each["description"]) for each in described["options"]
     ]
     return [
-        screen.table(described["name"], "", "", rows=about),
-        screen.table("options (--set KEY=VALUE)", "name", "type", "default", "meaning", rows=options),
+        console.table(described["name"], "", "", rows=about),
+        console.table("options (--set KEY=VALUE)", "name", "type", "default", "meaning", rows=options),
     ]

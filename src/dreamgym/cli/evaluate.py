@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dreamgym.agent import AgentSettings
-from dreamgym.cli import screen
-from dreamgym.cli.dream import need_models
+from dreamgym.agents import AgentSettings
+from dreamgym.cli import console
+from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.config import Config
 from dreamgym.envs.registry import open_environment
-from dreamgym.models.named import LanguageModels, names_language_model
-from dreamgym.models.spending import stage
+from dreamgym.models.registry import LanguageModels, names_language_model
+from dreamgym.models.usage import stage
 from dreamgym.prompted_agent import prompted_members
-from dreamgym.rollout_groups import MakeMember
+from dreamgym.rollout_groups import PolicyFactory
 
 if TYPE_CHECKING:
-    from dreamgym.training.evaluate import Evaluation, EvaluationSettings
+    from dreamgym.evaluation.evaluate import Evaluation, EvaluationSettings
 
 FOLDER = "evaluations"
 
 
-@screen.command
+@console.command
 def evaluate_command(
     run: Annotated[
         str,
@@ -75,8 +75,8 @@ def evaluate_command(
     """
     if not names_language_model(run) or (against is not None and not names_language_model(against)):
         need_models()
-    from dreamgym.training.checkpoints import named_policy, read_config
-    from dreamgym.training.evaluate import EvaluationSettings, compare, evaluation_rows
+    from dreamgym.evaluation.evaluate import EvaluationSettings, compare, evaluation_rows
+    from dreamgym.training.run_dir import named_policy, read_config
 
     if names_language_model(run):
         folder, begun = Path(), Config()
@@ -94,7 +94,7 @@ def evaluate_command(
     found = asyncio.run(_evaluate(resolved, names, settings, temperature))
     result = found[0].to_dict()
     tables = [
-        screen.table(
+        console.table(
             f"real success on {found[0].environment}/{split}",
             *("policy", "family", "episodes", "success [95%]", "steps per episode"),
             rows=evaluation_rows(found),
@@ -105,7 +105,7 @@ def evaluate_command(
         result["comparison"] = {"against": found[1].policy, **comparison.to_dict()}
         result["other"] = found[1].to_dict()
         tables.append(
-            screen.table(
+            console.table(
                 f"{found[0].policy} against {found[1].policy}, paired",
                 *("difference [95%]", "only the first", "only the second", "p (McNemar)"),
                 rows=[
@@ -119,18 +119,18 @@ def evaluate_command(
             )
         )
     _keep(folder, result)
-    screen.show(result, tables, as_json=as_json)
+    console.show(result, tables, as_json=as_json)
 
 
 async def _evaluate(
     config: Config, names: list[str], settings: EvaluationSettings, temperature: float | None
 ) -> list[Evaluation]:
-    from dreamgym.training.evaluate import evaluate
+    from dreamgym.evaluation.evaluate import evaluate
 
     found: list[Evaluation] = []
     factory = open_environment(config.environment.name, config.environment.options)
     try:
-        with screen.progress() as bar:
+        with console.progress() as bar:
             job = bar.add_task("playing", total=settings.episodes * len(names), note="")
             for name in names:
                 async with _members(name, config, temperature) as (members, called):
@@ -154,7 +154,7 @@ def _trajectories(
     policy: str, config: Config, settings: EvaluationSettings, temperature: float | None
 ) -> Path | None:
     """Where a run's episodes under exactly these conditions are kept; nowhere for a language model."""
-    from dreamgym.training.checkpoints import named_policy
+    from dreamgym.training.run_dir import named_policy
 
     if names_language_model(policy):
         return None
@@ -168,7 +168,7 @@ def _trajectories(
 @asynccontextmanager
 async def _members(
     name: str, config: Config, temperature: float | None
-) -> AsyncIterator[tuple[MakeMember, str]]:
+) -> AsyncIterator[tuple[PolicyFactory, str]]:
     """Who plays: a run's policy, or a language model that is asked to."""
     if not names_language_model(name):
         from dreamgym.training.policy import opened_policy
@@ -184,11 +184,11 @@ async def _members(
             await models.reach()
             yield prompted_members(model, AgentSettings.of(config.agent, temperature=heat), name=name), name
         if models.spending.rows:
-            screen.err.print(f"endpoints: {models.spending.line()}", markup=False, soft_wrap=True)
+            console.err.print(f"endpoints: {models.spending.line()}", markup=False, soft_wrap=True)
 
 
 def _keep(run: Path, result: dict[str, Any]) -> None:
-    from dreamgym.training.checkpoints import write_text
+    from dreamgym.training.run_dir import write_text
 
     policy = str(result["policy"])
     who = _plain(policy) if names_language_model(policy) else f"step-{policy.rpartition('@')[2]}"

@@ -8,20 +8,27 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.audit import audit_command
-from dreamgym.cli.dream import NoDemonstrations, NoHistory, NoReasoning, NoSheet, left_out, need_models
 from dreamgym.cli.experience_eval import evaluate, origin
+from dreamgym.cli.experience_models import (
+    NoDemonstrations,
+    NoHistory,
+    NoReasoning,
+    NoSheet,
+    left_out,
+    need_models,
+)
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.config import WITHOUT, Config
+from dreamgym.data.datasets import dataset_path
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.experience.annotate import AnnotateReport
-from dreamgym.models.named import LanguageModels
+from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Teacher
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.builtin import dataset_path
-from dreamgym.replay.embed import make_embedder
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.teachers import PLAIN, choose_teacher, explained
+from dreamgym.replay.embedders import make_embedder
+from dreamgym.training.annotators import PLAIN, choose_annotator, explained
 
 app = typer.Typer(
     no_args_is_help=True, help="Teach an experience model: the model that plays the environment."
@@ -33,7 +40,7 @@ SHIPPED = ("builtin:alfworld", "builtin:alfworld-mistakes")
 
 
 @app.command("train")
-@screen.command
+@console.command
 def train(
     *,
     data: Annotated[
@@ -104,12 +111,14 @@ def train(
         config, overrides, {**flags, **{f"experience.{part}": WITHOUT[part] for part in without}}
     )
     if dry_run:
-        screen.show_config(resolved)
+        console.show_config(resolved)
         return
     need_models()
     sources = [dataset_path(path) for path in data or SHIPPED]
     result = asyncio.run(_train(resolved, sources, out, buffer, teacher, annotations))
-    screen.show(result, screen.table(f"taught {out}", *result, rows=[list(result.values())]), as_json=as_json)
+    console.show(
+        result, console.table(f"taught {out}", *result, rows=[list(result.values())]), as_json=as_json
+    )
 
 
 async def _explained(
@@ -118,7 +127,7 @@ async def _explained(
     """Who explains, what the agent is called, and of how many trajectories there is no explanation."""
     recorded = [trajectory for source in sources for trajectory in read_trajectories(source)]
     spec = origin(config.environment.name, recorded)
-    with screen.progress() as bar:
+    with console.progress() as bar:
         job = bar.add_task("explaining", total=len(recorded), note="", visible=False)
 
         def tell(report: AnnotateReport) -> None:
@@ -127,7 +136,7 @@ async def _explained(
             bar.update(job, completed=done, note=note, visible=True)
 
         async with LanguageModels(config, folder=out) as models:
-            teacher = await choose_teacher(
+            teacher = await choose_annotator(
                 *(wanted, spec, recorded),
                 annotations=annotations,
                 default_annotations=out / "annotations",
@@ -135,7 +144,7 @@ async def _explained(
                 on_progress=tell,
             )
     if wanted is None and teacher.name == PLAIN:
-        screen.err.print(
+        console.err.print(
             f"{config.environment.name}: no rules to explain its trajectories by, so they are explained by "
             "what can be seen; --teacher endpoint:NAME or hf:NAME_OR_PATH has a language model explain them",
             markup=False,
@@ -143,7 +152,7 @@ async def _explained(
         )
     missing = len(recorded) - len(explained(recorded, teacher))
     if missing:
-        screen.err.print(f"{missing} of {len(recorded)} trajectories have no explanation and are left out")
+        console.err.print(f"{missing} of {len(recorded)} trajectories have no explanation and are left out")
     return teacher, spec.actor if spec else None, missing
 
 
@@ -156,13 +165,13 @@ async def _train(
     annotations: Path | None,
 ) -> dict[str, Any]:
     from dreamgym.experience.finetune import Progress
-    from dreamgym.training.teach import teach
+    from dreamgym.training.experience import teach
 
     teacher, actor, missing = await _explained(config, sources, out, wanted, annotations)
     embedder = make_embedder(config.replay.embedder)
     store = None if buffer is None else ReplayBuffer.open(buffer, embedder=embedder, create=False)
     try:
-        with screen.progress() as bar:
+        with console.progress() as bar:
             job = bar.add_task("teaching", total=config.experience.steps, note="reading trajectories")
 
             def tell(progress: Progress) -> None:

@@ -17,9 +17,9 @@ import typer
 from rich.markdown import Markdown
 from rich.progress import TaskID
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.collect import run_collect
-from dreamgym.cli.dream import (
+from dreamgym.cli.experience_models import (
     Asked,
     Buffer,
     NoDemonstrations,
@@ -36,29 +36,29 @@ from dreamgym.cli.dream import (
 )
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.config import CollectConfig, Config, nearest_name
+from dreamgym.data.datasets import dataset_path
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
 from dreamgym.errors import ConfigError, MissingExtraError
-from dreamgym.experience.dataset import held_out
-from dreamgym.experience.judge import RubricJudge
-from dreamgym.models.named import check_named, names_language_model
-from dreamgym.models.spending import stage
-from dreamgym.protocols import EnvironmentFactory, Teacher
-from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.builtin import dataset_path
-from dreamgym.replay.embed import make_embedder
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.fidelity import (
+from dreamgym.evaluation.fidelity import (
     Fidelity,
     FidelitySettings,
     drift_svg,
     markdown_table,
     measure_fidelity,
 )
-from dreamgym.training.teachers import same_teacher
+from dreamgym.experience.dataset import held_out
+from dreamgym.experience.rubric_judge import RubricJudge
+from dreamgym.models.registry import check_named, names_language_model
+from dreamgym.models.usage import stage
+from dreamgym.protocols import EnvironmentFactory, Teacher
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.embedders import make_embedder
+from dreamgym.training.annotators import same_annotator
 from dreamgym.types import Trajectory
 
 
-@screen.command
+@console.command
 def evaluate(
     run: Annotated[
         str,
@@ -176,9 +176,9 @@ def evaluate(
         how["prompted"] = resolved.prompted.model_dump(mode="json")
     result, table = keep_fidelity(fidelity, folder, how)
     if as_json:
-        screen.show(result, [], as_json=True)
+        console.show(result, [], as_json=True)
     else:
-        screen.out.print(Markdown(table.read_text(encoding="utf-8")))
+        console.out.print(Markdown(table.read_text(encoding="utf-8")))
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def _remembering(
         yield asked
         return
     if not others:
-        screen.err.print(
+        console.err.print(
             "no demonstrations are shown: name a replay buffer (--buffer), or measure on a part (--held-out)"
         )
         yield asked
@@ -225,9 +225,9 @@ def _held_out(
     """Those of the tasks that are held out, by a taught run's own settings, and the others."""
     share = config.experience.validation
     if not asked.prompted:
-        from dreamgym.training.teach import TaughtRun
+        from dreamgym.training.experience import ExperienceRun
 
-        share = TaughtRun.read(Path(asked.named)).experience.validation
+        share = ExperienceRun.read(Path(asked.named)).experience.validation
     tasks = {trajectory.task.id for trajectory in found}
     kept = {task for task in tasks if held_out(task, share)}
     if not kept:
@@ -237,7 +237,7 @@ def _held_out(
             f"{len(tasks)} tasks; {done} a larger share"
         )
     whom = "demonstrations" if asked.prompted else "teaching"
-    screen.err.print(f"{len(kept)} of {len(tasks)} tasks were held out from {whom}: measured on those only")
+    console.err.print(f"{len(kept)} of {len(tasks)} tasks were held out from {whom}: measured on those only")
     return (
         [trajectory for trajectory in found if trajectory.task.id in kept],
         [trajectory for trajectory in found if trajectory.task.id not in kept],
@@ -246,15 +246,15 @@ def _held_out(
 
 def _sheet_keeper(asked: Asked, spec: EnvironmentSpec | None, annotations: Path | None) -> Teacher:
     if asked.prompted:
-        return same_teacher(None, spec, annotations or Path())
-    from dreamgym.training.teach import TaughtRun
+        return same_annotator(None, spec, annotations or Path())
+    from dreamgym.training.experience import ExperienceRun
 
     run = Path(asked.named)
-    taught_by = TaughtRun.read(run).teacher
+    taught_by = ExperienceRun.read(run).teacher
     folder = annotations or run / "annotations"
-    teacher = same_teacher(taught_by, spec, folder)
+    teacher = same_annotator(taught_by, spec, folder)
     if taught_by not in (None, teacher.name):
-        screen.err.print(
+        console.err.print(
             f"{run} was taught by {taught_by!r}, of whom {folder} holds nothing: world sheets are kept true "
             "by what can be seen; name the folder of its explanations (--annotations) for the same as then",
             markup=False,
@@ -272,7 +272,7 @@ def _reality(config: Config) -> EnvironmentFactory | None:
             return open_environment(name, config.environment.options)
         except MissingExtraError as error:
             told = str(error)
-    screen.err.print(f"{told}: dream → real is left out", markup=False, soft_wrap=True)
+    console.err.print(f"{told}: dream → real is left out", markup=False, soft_wrap=True)
     return None
 
 
@@ -282,7 +282,7 @@ async def _evaluate(
     factory = _reality(config)
     judging = None if judge is None else RubricJudge(opened.models.open(judge, role="judge"), name=judge)
     try:
-        with screen.progress() as bar:
+        with console.progress() as bar:
             jobs: dict[str, TaskID] = {}
 
             def tell(stage: str, done: int, total: int) -> None:

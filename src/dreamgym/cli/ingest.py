@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.options import Json
+from dreamgym.data.ingest import Defaults, detect, find_format
+from dreamgym.data.trajectories import TrajectoryWriter, encode_trajectory
 from dreamgym.errors import DataError
-from dreamgym.replay.formats import Defaults, detect, find_format
-from dreamgym.replay.offline import TrajectoryWriter, encode_trajectory
 from dreamgym.types import Trajectory
 
 SHOWN_PROBLEMS = 20
@@ -31,7 +31,7 @@ class _Count:
     problems: list[str] = field(default_factory=list)
 
 
-@screen.command
+@console.command
 def ingest(
     files: Annotated[
         list[Path],
@@ -74,15 +74,15 @@ def ingest(
     with TrajectoryWriter(out) as writer:
         new = writer.add_shard(_read(files, defaults, count, skip_bad=skip_bad))
     for problem in count.problems[:SHOWN_PROBLEMS]:
-        screen.err.print(problem, markup=False, soft_wrap=True)
+        console.err.print(problem, markup=False, soft_wrap=True)
     if len(count.problems) > SHOWN_PROBLEMS:
-        screen.err.print(f"… and {len(count.problems) - SHOWN_PROBLEMS} more")
+        console.err.print(f"… and {len(count.problems) - SHOWN_PROBLEMS} more")
     _show(count, new, out, as_json=as_json)
 
 
 def _read(files: list[Path], defaults: Defaults, count: _Count, *, skip_bad: bool) -> Iterator[Trajectory]:
     seen: dict[str, tuple[str, int]] = {}
-    with screen.progress() as bar:
+    with console.progress() as bar:
         size = sum(file.stat().st_size for file in files)
         work = bar.add_task("reading", total=size, note="")
         for file in files:
@@ -136,7 +136,7 @@ def _show(count: _Count, new: int, out: Path, *, as_json: bool) -> None:
         ],
         "problems": count.problems[:SHOWN_PROBLEMS],
     }
-    table = screen.table(
+    table = console.table(
         f"{new} new in {out}, {found - new} already there",
         "file",
         "format",
@@ -145,4 +145,4 @@ def _show(count: _Count, new: int, out: Path, *, as_json: bool) -> None:
         "bad",
         rows=[list(row.values()) for row in result["files"]],
     )
-    screen.show(result, table, as_json=as_json)
+    console.show(result, table, as_json=as_json)

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dreamgym.cli import screen
-from dreamgym.cli.dream import need_models
+from dreamgym.cli import console
+from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import BaseUrl, ConfigFile, Json, Overrides, resolve
 from dreamgym.config import EndpointConfig
 from dreamgym.errors import ConfigError
 from dreamgym.garbage import settled
 
 if TYPE_CHECKING:
-    from dreamgym.models.check import Finding
+    from dreamgym.models.endpoint.capabilities import Finding
 
 app = typer.Typer(no_args_is_help=True, help="Language models: check an endpoint, serve a local one.")
 
 
 @app.command("check")
-@screen.command
+@console.command
 def check(
     name: Annotated[
         str | None,
@@ -57,7 +57,7 @@ def check(
 
       dreamgym models check --model openai:Qwen/Qwen3-8B --base-url http://localhost:8000/v1
     """
-    from dreamgym.models.named import at_address, find_endpoint
+    from dreamgym.models.registry import at_address, find_endpoint
 
     if (name is None) == (model is None):
         raise ConfigError("expected the name of one endpoint: NAME, or --model NAME")
@@ -68,14 +68,14 @@ def check(
     rows = [(each.name, marks[each.good], each.told) for each in found]
     able = not any(each.good is False for each in found)
     result = {"endpoint": name, "able": able, "findings": [asdict(each) for each in found]}
-    screen.show(result, screen.table(name, "what", "", "found", rows=rows), as_json=as_json)
+    console.show(result, console.table(name, "what", "", "found", rows=rows), as_json=as_json)
     if not able:
         raise typer.Exit(1)
 
 
 async def _check(name: str, settings: EndpointConfig, requests: int) -> list[Finding]:
-    from dreamgym.models.check import check_endpoint
-    from dreamgym.models.named import plain_name
+    from dreamgym.models.endpoint.capabilities import check_endpoint
+    from dreamgym.models.registry import plain_name
 
     plain = plain_name(name)
     found = await check_endpoint(plain, settings, requests=requests)
@@ -86,11 +86,11 @@ async def _tried(name: str, settings: EndpointConfig) -> Finding:
     """Whether it can play an environment, and whether it plays it the same way again."""
     from dreamgym.config import Config
     from dreamgym.envs.registry import find_environment
-    from dreamgym.experience.reward import OwnWord
-    from dreamgym.models.check import Finding
-    from dreamgym.models.named import ENDPOINT, LanguageModels
-    from dreamgym.training.dreamers import open_dreamer
-    from dreamgym.training.trial import TASK_ENVIRONMENT, sample_episode, try_out
+    from dreamgym.experience.rewards import ModelVerdict
+    from dreamgym.models.endpoint.capabilities import Finding
+    from dreamgym.models.registry import ENDPOINT, LanguageModels
+    from dreamgym.training.experience_loading import open_prompted_model
+    from dreamgym.training.smoke_test import TASK_ENVIRONMENT, sample_episode, try_out
 
     # Neither cached nor seeded: a reply that is remembered tells nothing of the next one.
     asked = Config.model_validate(
@@ -101,8 +101,9 @@ async def _tried(name: str, settings: EndpointConfig) -> Finding:
         }
     )
     async with LanguageModels(asked) as models:
-        dreamer = open_dreamer(
-            *(f"{ENDPOINT}checked", models, asked, find_environment(TASK_ENVIRONMENT)), rewarder=OwnWord()
+        dreamer = open_prompted_model(
+            *(f"{ENDPOINT}checked", models, asked, find_environment(TASK_ENVIRONMENT)),
+            rewarder=ModelVerdict(),
         )
         trial = await try_out(dreamer, sample_episode())
     told = (
@@ -116,7 +117,7 @@ async def _tried(name: str, settings: EndpointConfig) -> Finding:
 
 
 @app.command("serve")
-@screen.command
+@console.command
 def serve(
     model: Annotated[
         str,
@@ -156,7 +157,7 @@ def weights_of(model: str) -> str:
     Raises:
         ConfigError: there are none.
     """
-    from dreamgym.models.named import LOCAL
+    from dreamgym.models.registry import LOCAL
 
     if model.startswith(LOCAL):
         return model
@@ -171,13 +172,13 @@ def weights_of(model: str) -> str:
 
 
 async def _serve(source: str, name: str, host: str, port: int, key: str) -> None:
-    from dreamgym.models.chat import as_taught
     from dreamgym.models.http_server import HttpServer
-    from dreamgym.models.local import LocalLanguageModel
+    from dreamgym.models.local.chat_template import as_taught
+    from dreamgym.models.local.language_model import LocalLanguageModel
     from dreamgym.models.serve import ModelServer
-    from dreamgym.training.student import hush
+    from dreamgym.training.model_setup import quiet_transformers
 
-    hush()
+    quiet_transformers()
     local = LocalLanguageModel.load(source)
     served = ModelServer(
         name,
@@ -189,7 +190,7 @@ async def _serve(source: str, name: str, host: str, port: int, key: str) -> None
     server = HttpServer(served)
     try:
         await server.start(host, port)
-        screen.out.print(f"serving {served.name} at {server.url}/v1", markup=False, soft_wrap=True)
+        console.out.print(f"serving {served.name} at {server.url}/v1", markup=False, soft_wrap=True)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

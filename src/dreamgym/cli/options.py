@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym.config import Config, load_config
+from dreamgym.data.datasets import dataset_path
 from dreamgym.errors import ConfigError
-from dreamgym.replay.builtin import dataset_path
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; flags win over it")]
 Overrides = Annotated[

@@ -20,8 +20,8 @@ from typing import Annotated
 
 import typer
 
-from dreamgym.cli import screen
-from dreamgym.cli.dream import (
+from dreamgym.cli import console
+from dreamgym.cli.experience_models import (
     Asked,
     Beginning,
     Buffer,
@@ -38,14 +38,14 @@ from dreamgym.cli.dream import (
 )
 from dreamgym.cli.options import BaseUrl, ConfigFile, Overrides, resolve
 from dreamgym.config import Config, nearest_name, validate
+from dreamgym.data.datasets import dataset_path
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
+from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
-from dreamgym.experience.sheet import difference, tell
-from dreamgym.models.named import names_language_model
+from dreamgym.experience.world_sheet import difference, tell
+from dreamgym.models.registry import names_language_model
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, RevealingEnvironment
-from dreamgym.replay.builtin import dataset_path
-from dreamgym.replay.offline import TrajectoryWriter, read_trajectories
-from dreamgym.synthetic import SyntheticEnvironment
 from dreamgym.types import Outcome, Provenance, Task, Trajectory, Transition, WorldSheet
 
 HELP = """\
@@ -61,7 +61,7 @@ _HORIZON = 50
 """Actions of an imagined episode, unless the environment's own options say otherwise."""
 
 
-@screen.command
+@console.command
 def play_command(
     env: Annotated[str | None, typer.Option(help="environment, see `dreamgym envs list`")] = None,
     task: Annotated[str, typer.Option(metavar="N|ID", help="number of a task in the split, or its id")] = "0",
@@ -399,4 +399,4 @@ def _typed() -> Iterator[str]:
 
 
 def _say(text: str, style: str = "") -> None:
-    screen.out.print(screen.visible(text, style), soft_wrap=True)
+    console.out.print(console.visible(text, style), soft_wrap=True)

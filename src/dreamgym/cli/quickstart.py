@@ -19,15 +19,18 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 from rich.table import Table
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.collect import report_table, run_collect, summary
-from dreamgym.cli.dream import need_models
+from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import Json
 from dreamgym.cli.report import write_report
+from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import DreamGymError
-from dreamgym.replay.durable import lock_directory, whole_file
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.training.first_run import (
+from dreamgym.evaluation.sim_real_gap import gap_between
+from dreamgym.files import atomic_write, lock_directory
+from dreamgym.quickstart.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, offline, told
+from dreamgym.quickstart.progress import Progress, Tick
+from dreamgym.quickstart.stages import (
     ENOUGH,
     LONGER,
     STARTS,
@@ -37,13 +40,10 @@ from dreamgym.training.first_run import (
     measured,
     taught,
 )
-from dreamgym.training.gap import gap_between
-from dreamgym.training.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, offline, told
-from dreamgym.training.progress import Progress, Tick
 
 if TYPE_CHECKING:
-    from dreamgym.training.beside import TrainingBeside
-    from dreamgym.training.train import Told
+    from dreamgym.quickstart.background_training import BackgroundTraining
+    from dreamgym.training.trainer import Told
 
 _NEXT = (
     "dreamgym play --dream {out}/experience --split {unseen}     walk around in the dream yourself",
@@ -54,7 +54,7 @@ _NEXT = (
 )
 
 
-@screen.command
+@console.command
 def quickstart(
     out: Annotated[Path, typer.Option(help="The run's folder; gone on with if it was begun.")] = Path(
         "runs/quickstart"
@@ -86,7 +86,7 @@ def quickstart(
         run = Quickstart(out, plan, Progress(out, plan), quiet=as_json)
         result = run.carry_through()
     if as_json:
-        screen.show(result, [], as_json=True)
+        console.show(result, [], as_json=True)
 
 
 class Quickstart:
@@ -142,13 +142,13 @@ class Quickstart:
     def _learn_both(self) -> None:
         import torch
 
-        from dreamgym.training.beside import TrainingBeside
+        from dreamgym.quickstart.background_training import BackgroundTraining
 
         done, threads = self._progress.results, torch.get_num_threads()
         shown: dict[str, tuple[int, int]] = {}
         with ExitStack() as stack:
             if "experience" not in done:
-                with self._progress.timed("experience") as tick, screen.progress() as bar:
+                with self._progress.timed("experience") as tick, console.progress() as bar:
                     taught = asyncio.run(self._teach(_Bars(bar, None, shown), tick))
                 self._progress.finish("experience", taught)
             beside = None
@@ -157,13 +157,13 @@ class Quickstart:
                 stack.callback(torch.set_num_threads, threads)
                 config = self._plan.warm_start_config(self._out, self._data)
                 told_so_far = shown.__setitem__
-                beside = TrainingBeside(config, lambda what, now, of: told_so_far(what, (now, of)))
+                beside = BackgroundTraining(config, lambda what, now, of: told_so_far(what, (now, of)))
                 stack.enter_context(beside)
             if "fidelity" not in done:
                 with self._progress.timed("fidelity"):
                     self._progress.finish("fidelity", self._measure())
             if beside is not None:
-                with screen.progress() as bar:
+                with console.progress() as bar:
                     bars = _Bars(bar, beside, shown)
                     while not beside.done:
                         bars.draw()
@@ -179,7 +179,7 @@ class Quickstart:
         updates = int(progress.results.get("start", {}).get("updates", plan.warm_start_steps))
         while True:
             left = progress.left_for("practice")
-            with screen.progress() as bar:
+            with console.progress() as bar:
                 tell = _watching(bar, tick)
                 config = plan.warm_start_config(self._out, self._data, updates)
                 progress.seconds["warm start"] = asyncio.run(imitated(config, tell))
@@ -215,7 +215,7 @@ class Quickstart:
         plan = self._plan
         run_collect(plan.recording("mix", plan.fidelity_episodes, plan.world.unseen, run / "real"))
         found = list(read_trajectories(run / "real"))
-        with screen.progress() as bar:
+        with console.progress() as bar:
             bars: dict[str, TaskID] = {}
 
             def tell(stage: str, done: int, total: int) -> None:
@@ -226,16 +226,16 @@ class Quickstart:
             return asyncio.run(measured(run, plan, found, on_stage=tell))
 
     def _practise(self) -> None:
-        from dreamgym.training.train import train
+        from dreamgym.training.trainer import train
 
         left = self._progress.left_for("practice")
         config = self._plan.practice_config(self._out, self._data, left)
-        with self._progress.timed("practice") as tick, screen.progress() as bar:
+        with self._progress.timed("practice") as tick, console.progress() as bar:
             result = asyncio.run(train(config, on_progress=_watching(bar, tick)))
         self._progress.finish("practice", result)
 
     def _judge(self) -> None:
-        with self._progress.timed("evaluation") as tick, screen.progress() as bar:
+        with self._progress.timed("evaluation") as tick, console.progress() as bar:
             job = bar.add_task("playing", total=2 * self._plan.evaluation_episodes, note="")
 
             def tell() -> None:
@@ -250,7 +250,7 @@ class Quickstart:
         with self._progress.timed("report"):
             write_report([self._out / name for name in (SFT, DREAMGYM, EXPERIENCE)], page, self._data, 100)
         result = self._progress.summary(self._out, self._data) | {"report": str(page)}
-        with whole_file(self._out / "summary.json") as file:
+        with atomic_write(self._out / "summary.json") as file:
             file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         for table in (_success_table(result), _difference_table(result), _spent_table(result)):
             self._show(table)
@@ -265,7 +265,7 @@ class Quickstart:
 
     def _show(self, table: Table) -> None:
         if not self._quiet:
-            screen.out.print(table)
+            console.out.print(table)
 
 
 def _watching(bar: Bar, tick: Tick) -> Callable[[Told], None]:
@@ -287,7 +287,9 @@ def _watching(bar: Bar, tick: Tick) -> Callable[[Told], None]:
 class _Bars:
     """How far teaching here, or the warm start in another process, is."""
 
-    def __init__(self, bar: Bar, beside: TrainingBeside | None, shown: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(
+        self, bar: Bar, beside: BackgroundTraining | None, shown: Mapping[str, tuple[int, int]]
+    ) -> None:
         self._bar = bar
         self._beside = beside
         self._shown = shown
@@ -316,7 +318,7 @@ def _success_table(result: Mapping[str, Any]) -> Table:
         rows.append((name, meaning[name], found["episodes"], shown))
     split = result["policies"][SFT]["split"]
     title = f"real success in games nobody has learnt from ({result['environment']['name']}, {split})"
-    return screen.table(title, "policy", "", "episodes", "success [95%]", rows=rows)
+    return console.table(title, "policy", "", "episodes", "success [95%]", rows=rows)
 
 
 def _difference_table(result: Mapping[str, Any]) -> Table:
@@ -324,7 +326,7 @@ def _difference_table(result: Mapping[str, Any]) -> Table:
     if found["difference"]["value"] is not None:
         value, low, high = (100 * found["difference"][name] for name in ("value", "low", "high"))
         told_apart = f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
-    return screen.table(
+    return console.table(
         f"{DREAMGYM} against {SFT}, paired by episode",
         *("difference [95%]", f"only {DREAMGYM}", f"only {SFT}", "p (McNemar)"),
         rows=[(told_apart, found["first_only"], found["second_only"], f"{found['p_value']:.4f}")],
@@ -342,7 +344,7 @@ def _spent_table(result: Mapping[str, Any]) -> Table:
         for stage, spent in result["stages"].items()
     ]
     title = f"what it took: {_about(result['seconds'])}; the dream was measured beside the warm start"
-    return screen.table(title, "stage", "time", "real steps", "synthetic steps", rows=rows)
+    return console.table(title, "stage", "time", "real steps", "synthetic steps", rows=rows)
 
 
 def _about(seconds: float) -> str:
@@ -350,4 +352,4 @@ def _about(seconds: float) -> str:
 
 
 def _say(text: str, *, bold: bool = False) -> None:
-    screen.err.print(screen.visible(text, "bold" if bold else ""), soft_wrap=True)
+    console.err.print(console.visible(text, "bold" if bold else ""), soft_wrap=True)

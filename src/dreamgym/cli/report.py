@@ -10,23 +10,23 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.options import Json
-from dreamgym.replay.builtin import dataset_path
-from dreamgym.replay.durable import whole_file
+from dreamgym.data.datasets import dataset_path
+from dreamgym.files import atomic_write
 from dreamgym.report.episodes import recorded
-from dreamgym.report.figures import Sheet, as_json, cost_sheet, evaluation_sheet, overview, turned
-from dreamgym.report.files import Problems, visible
-from dreamgym.report.gather import Run, find_runs, read_run
 from dreamgym.report.page import page
+from dreamgym.report.run_reader import Run, find_runs, read_run
+from dreamgym.report.safe_reading import Problems, visible
 from dreamgym.report.spending import spending_sheet
+from dreamgym.report.tables import Sheet, as_json, cost_sheet, evaluation_sheet, overview, turned
 from dreamgym.types import Trajectory
 
 _ABREAST = 4
 """Runs beside one another in a terminal."""
 
 
-@screen.command
+@console.command
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, or folders of those.")],
     out: Annotated[Path, typer.Option(help="Where the page is written.")] = Path("report.html"),
@@ -60,11 +60,11 @@ def report_command(
     result = {"report": str(out), "runs": as_json(found), "recorded": len(beside), "problems": unread}
     sides = [turned(overview(found[start : start + _ABREAST])) for start in range(0, len(found), _ABREAST)]
     sheets = [*sides, evaluation_sheet(found), cost_sheet(found), spending_sheet(found)]
-    screen.show(result, [_table(sheet) for sheet in sheets if sheet.rows], as_json=as_json_document)
+    console.show(result, [_table(sheet) for sheet in sheets if sheet.rows], as_json=as_json_document)
     if unread:
-        screen.err.print(f"{unread} places could not be read; the page says which", markup=False)
+        console.err.print(f"{unread} places could not be read; the page says which", markup=False)
     if not as_json_document:
-        screen.err.print(f"report: {out}", markup=False, soft_wrap=True)
+        console.err.print(f"report: {out}", markup=False, soft_wrap=True)
 
 
 def write_report(
@@ -76,11 +76,11 @@ def write_report(
     tasks = {each.task.id for run in found for each in run.kept.episodes}
     problems = Problems()
     beside = recorded([dataset_path(each) for each in trajectories], tasks, episodes, problems)
-    with whole_file(out) as file:
+    with atomic_write(out) as file:
         file.write_text(page(found, beside), encoding="utf-8")
     return found, beside, problems
 
 
 def _table(sheet: Sheet) -> Table:
     columns = [escape(visible(column)) for column in sheet.columns]  # names of runs are among them
-    return screen.table(sheet.title, *columns, rows=sheet.rows)
+    return console.table(sheet.title, *columns, rows=sheet.rows)

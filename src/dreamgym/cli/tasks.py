@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym.cli import screen
+from dreamgym.cli import console
 from dreamgym.cli.options import Json
 from dreamgym.config import nearest_name
-from dreamgym.curriculum.pool import PoolView, Standing, lineage, pool_path, read_pool
+from dreamgym.curriculum.task_pool import PoolView, Standing, lineage, pool_path, read_pool
 from dreamgym.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Look at a run's pool of tasks, and where they come from.")
@@ -19,7 +19,7 @@ Pool = Annotated[Path, typer.Argument(metavar="RUN|POOL.jsonl", help="A run, or 
 
 
 @app.command("list")
-@screen.command
+@console.command
 def list_tasks(
     pool: Pool,
     generated: Annotated[bool, typer.Option("--generated", help="Only tasks that were generated.")] = False,
@@ -44,15 +44,15 @@ def list_tasks(
     summary = f"{len(view)} tasks: {len(view) - made} seed, {made} generated"
     shown = f"; the first {limit} of {len(found)}" if len(found) > limit else ""
     tables = [
-        screen.table(
+        console.table(
             summary + shown,
             *("task", "origin", "tries", "success", "entropy", "since step", "varies"),
             rows=[_row(each) for each in found[:limit]],
         )
     ]
     if counts:
-        tables.append(screen.table("candidates", "what became of them", "count", rows=list(counts.items())))
-    screen.show(
+        tables.append(console.table("candidates", "what became of them", "count", rows=list(counts.items())))
+    console.show(
         {"tasks": [_told(each) for each in found], "candidates": counts, "seed": len(view) - made,
          "generated": made},
         tables,
@@ -61,7 +61,7 @@ def list_tasks(
 
 
 @app.command("show")
-@screen.command
+@console.command
 def show_task(
     pool: Pool,
     task: Annotated[str, typer.Argument(help="The id of a task, or its instruction.")],
@@ -95,16 +95,16 @@ def show_task(
             ("written by", told.generator),
             ("chosen because", told.reason),
         ]
-    tables = [screen.table(name, "", "", rows=about)]
+    tables = [console.table(name, "", "", rows=about)]
     if len(ancestry) > 1:
         rows = [(each.instruction, each.origin, each.id) for each in ancestry]
-        tables.append(screen.table("lineage, newest first", "task", "origin", "id", rows=rows))
+        tables.append(console.table("lineage, newest first", "task", "origin", "id", rows=rows))
     if children:
         rows = [(each.task.instruction, each.task.origin, each.task.id) for each in children]
-        tables.append(screen.table("variations of it", "task", "origin", "id", rows=rows))
+        tables.append(console.table("variations of it", "task", "origin", "id", rows=rows))
     if standing.history:
         tables.append(
-            screen.table(
+            console.table(
                 "step by step",
                 *("step", "tries", "successes", "entropy"),
                 rows=[(s, p.tries, p.successes, _number(p.entropy)) for s, p in standing.history],
@@ -119,7 +119,7 @@ def show_task(
         ],
         "parameters": dict(standing.task.parameters),
     }
-    screen.show(result, tables, as_json=as_json)
+    console.show(result, tables, as_json=as_json)
 
 
 def _find(view: PoolView, wanted: str) -> Standing:

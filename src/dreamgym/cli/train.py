@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import TaskID
 
-from dreamgym.cli import screen
-from dreamgym.cli.dream import need_models
+from dreamgym.cli import console
+from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dreamgym.training.train import Told
+    from dreamgym.training.trainer import Told
 
 
-@screen.command
+@console.command
 def train_command(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; a run that was begun is gone on with.")
@@ -96,14 +96,14 @@ def train_command(
     if data:
         overrides = [*(overrides or []), f"train.data={json.dumps(data)}"]
     resolved = _settings(start_from, config, overrides, flags)
-    from dreamgym.training.train import check
+    from dreamgym.training.trainer import check
 
     check(resolved)
     if dry_run:
-        screen.show_config(resolved)
+        console.show_config(resolved)
         return
     summary = run_training(resolved)
-    screen.show(summary, _table(summary), as_json=as_json)
+    console.show(summary, _table(summary), as_json=as_json)
 
 
 def _settings(
@@ -112,7 +112,7 @@ def _settings(
     """Of a run of its own, or those of the run that is carried on in reality."""
     if start_from is None:
         return resolve(config, overrides, flags)
-    from dreamgym.training.checkpoints import named_policy
+    from dreamgym.training.run_dir import named_policy
     from dreamgym.training.sim_to_real import sim_to_real
 
     real_steps, out = flags["train.real_steps"], flags["train.out"]
@@ -132,15 +132,15 @@ def _settings(
 
 def run_training(config: Config) -> dict[str, Any]:
     """Train with a progress bar; Ctrl-C keeps what was reached and says how to go on."""
-    from dreamgym.training.train import train
+    from dreamgym.training.trainer import train
 
-    with screen.progress() as bar:
+    with console.progress() as bar:
         jobs: dict[str, TaskID] = {}
 
         def tell(told: Told) -> None:
             for warning in told.warnings:
                 where = f"step {told.row['step']}: " if "step" in told.row else ""
-                screen.err.print(f"warning: {where}{warning}", markup=False, soft_wrap=True)
+                console.err.print(f"warning: {where}{warning}", markup=False, soft_wrap=True)
             if told.stage not in jobs:
                 jobs[told.stage] = bar.add_task(told.stage, total=told.total, note="")
             note = ", ".join(filter(None, (_note(told.row), told.endpoints)))
@@ -149,7 +149,7 @@ def run_training(config: Config) -> dict[str, Any]:
         try:
             return asyncio.run(train(config, on_progress=tell))
         except (KeyboardInterrupt, asyncio.CancelledError):
-            screen.err.print(
+            console.err.print(
                 f"stopped; everything up to the last step is in {config.train.out}", markup=False
             )
             raise KeyboardInterrupt from None
@@ -173,4 +173,4 @@ def _table(summary: dict[str, Any]) -> Any:
             (f"{row['role']}, {row['endpoint']}", f"{asked}, money {row['money'] + row['perhaps']:.4f}")
         )
     title = f"{summary['out']}: {summary['ended']}; policy of step {summary['policy']}"
-    return screen.table(title, "spent", "amount", rows=rows)
+    return console.table(title, "spent", "amount", rows=rows)

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dreamgym.curriculum.authors import Author, Choice, derived_seed
-from dreamgym.curriculum.gate import Gate, Rejection
-from dreamgym.curriculum.pool import LINEAGE, Lineage, PoolView
+from dreamgym.curriculum.task_filter import Rejection, TaskFilter
+from dreamgym.curriculum.task_pool import LINEAGE, Lineage, PoolView
+from dreamgym.curriculum.task_proposers import Choice, TaskProposer, derive_seed
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.types import Task
 
@@ -24,7 +24,13 @@ class LanguageModelTaskGenerator:
     """Implements `TaskGenerator`. Every candidate is counted once, as accepted or by its `Rejection`."""
 
     def __init__(
-        self, author: Author, gate: Gate, pool: PoolView, *, candidates: int = 4, attempts: int = 3
+        self,
+        author: TaskProposer,
+        gate: TaskFilter,
+        pool: PoolView,
+        *,
+        candidates: int = 4,
+        attempts: int = 3,
     ) -> None:
         """
         Args:
@@ -50,7 +56,7 @@ class LanguageModelTaskGenerator:
         for turn in range(self._attempts):
             if len(made) >= count:
                 break
-            seeds = [derived_seed(seed, turn, task.id) for task in tasks]
+            seeds = [derive_seed(seed, turn, task.id) for task in tasks]
             written = await asyncio.gather(*map(self._write, tasks, seeds))
             for task, texts, own_seed in zip(tasks, written, seeds, strict=True):
                 if len(made) >= count:

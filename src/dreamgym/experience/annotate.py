@@ -21,7 +21,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.annotations import AnnotationStore
+from dreamgym.experience.annotation_store import AnnotationStore
 from dreamgym.protocols import LanguageModel, Teacher
 from dreamgym.structured import json_of
 from dreamgym.types import (
@@ -100,7 +100,7 @@ class Cost:
         return Cost(**{name: getattr(self, name) - getattr(before, name) for name in Cost.__slots__})
 
 
-class LanguageModelTeacher:
+class LanguageModelAnnotator:
     """A teacher over any language model."""
 
     def __init__(
@@ -247,7 +247,7 @@ async def annotate_all(
         DataError: a row in it is damaged.
     """
     report = AnnotateReport()
-    spent = teacher.cost if isinstance(teacher, LanguageModelTeacher) else Cost()
+    spent = teacher.cost if isinstance(teacher, LanguageModelAnnotator) else Cost()
     before = replace(spent)
     places, writing = asyncio.Semaphore(concurrency), asyncio.Lock()
     seen: set[str] = set()

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from dreamgym.experience.reply import (
+from dreamgym.experience.reply_format import (
     PromptSettings,
     prompt,
     reply_text,
@@ -25,8 +25,8 @@ from dreamgym.experience.reply import (
     variation_prompt,
     variation_text,
 )
-from dreamgym.experience.sheet import apply
-from dreamgym.experience.worlds import room_of
+from dreamgym.experience.sheet_sampler import room_of
+from dreamgym.experience.world_sheet import apply
 from dreamgym.protocols import Embedder, Retriever, Teacher
 from dreamgym.types import Annotation, Demonstration, Fact, RetrievalFilter, Trajectory, WorldSheet
 

@@ -52,7 +52,7 @@ class FinetuneSettings:
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of the products; the weights keep their own."""
     learning_rate: float = 3e-3
-    matrix_learning_rate: float = 0.02
+    muon_lr: float = 0.02
     warmup: int = 50
     falling_share: float = 0.6
     clip: float = 1.0
@@ -139,7 +139,7 @@ class Finetuning:
         adam = torch.optim.AdamW(rest, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         self._optimisers: list[tuple[torch.optim.Optimizer, float]] = [(adam, settings.learning_rate)]
         if matrices:
-            self._optimisers.append((Muon(matrices), settings.matrix_learning_rate))
+            self._optimisers.append((Muon(matrices), settings.muon_lr))
 
     def run(self, on_progress: OnProgress | None = None) -> Progress:
         """Teach until the last step, or until agreement stops rising; from a checkpoint if there is one."""

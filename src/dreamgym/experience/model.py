@@ -15,10 +15,17 @@ import math
 from collections.abc import Collection, Sequence
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.comparisons import corrected, told_facts
-from dreamgym.experience.conclude import Memory, Told, conclude, demonstrations
-from dreamgym.experience.reply import PromptSettings, Reply, parse_reply, parse_start, prompt, start_prompt
-from dreamgym.experience.reward import OwnWord
+from dreamgym.experience.postprocess import Memory, Told, conclude, demonstrations
+from dreamgym.experience.reasoning_checks import corrected, told_facts
+from dreamgym.experience.reply_format import (
+    PromptSettings,
+    Reply,
+    parse_reply,
+    parse_start,
+    prompt,
+    start_prompt,
+)
+from dreamgym.experience.rewards import ModelVerdict
 from dreamgym.protocols import LanguageModel, Rewarder
 from dreamgym.types import (
     Completion,
@@ -67,7 +74,7 @@ class ReasoningExperienceModel:
         self.name = name
         self._model = model
         self._settings = settings
-        self._rewarder = rewarder or OwnWord()
+        self._rewarder = rewarder or ModelVerdict()
         self._memory = memory
         self._max_synthetic = max_synthetic
         self._refusals = frozenset(refusals)

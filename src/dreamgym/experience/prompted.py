@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.experience.conclude import Memory, Told, conclude, demonstrations
-from dreamgym.experience.forms import Form, Question, Situation, filled
-from dreamgym.experience.reward import OwnWord
+from dreamgym.experience.postprocess import Memory, Told, conclude, demonstrations
+from dreamgym.experience.prompt_formats import Form, Question, Situation, filled
+from dreamgym.experience.rewards import ModelVerdict
 from dreamgym.protocols import LanguageModel, Rewarder
 from dreamgym.types import (
     Completion,
@@ -80,7 +80,7 @@ class PromptedExperienceModel:
         self._model = model
         self._form = form
         self._settings = settings or PromptedSettings()
-        self._rewarder = rewarder or OwnWord()
+        self._rewarder = rewarder or ModelVerdict()
         self._memory = memory
         self._max_synthetic = max_synthetic
         self._refusals = frozenset(refusals)

@@ -19,12 +19,12 @@ import numpy as np
 
 from dreamgym.errors import ConfigError, DataError, StoreError
 from dreamgym.protocols import Embedder, Keys
-from dreamgym.replay.embed import make_embedder
-from dreamgym.replay.encode import check_addition
-from dreamgym.replay.gather import Gatherer
+from dreamgym.replay.batcher import Batcher
+from dreamgym.replay.embedders import make_embedder
 from dreamgym.replay.index import IndexKind, MemoryView, NearestView
-from dreamgym.replay.log import Addition, Holding, Record, TransitionLog, records
-from dreamgym.replay.sqlite import SqliteLog
+from dreamgym.replay.serialization import check_addition
+from dreamgym.replay.sqlite import SqliteStore
+from dreamgym.replay.store import Addition, Holding, Record, TransitionStore, records
 from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
 
 _REEMBED_ROWS: Final = 256
@@ -67,7 +67,12 @@ class ReplayBuffer:
     """
 
     def __init__(
-        self, log: TransitionLog, view: NearestView, embedder: Embedder | None, *, capacity: int | None = None
+        self,
+        log: TransitionStore,
+        view: NearestView,
+        embedder: Embedder | None,
+        *,
+        capacity: int | None = None,
     ) -> None:
         self._log = log
         self._view = view
@@ -75,8 +80,8 @@ class ReplayBuffer:
         self._capacity = capacity
         self._learn_identity()
         self._view.follow(log)
-        self._writer = Gatherer[Addition, int](f"{log.name} (writing)", self._commit)
-        self._searcher = Gatherer[_Search, list[list[Demonstration]]](
+        self._writer = Batcher[Addition, int](f"{log.name} (writing)", self._commit)
+        self._searcher = Batcher[_Search, list[list[Demonstration]]](
             f"{log.name} (searching)", self._answer, linger=_LINGER
         )
 
@@ -287,18 +292,18 @@ class ReplayBuffer:
 
 def _open(
     store: str, embedder: Embedder | None, *, create: bool, index: IndexKind, exact_limit: int
-) -> tuple[TransitionLog, NearestView]:
+) -> tuple[TransitionStore, NearestView]:
     identity, dimension = (embedder.identity, embedder.dimension) if embedder else (None, None)
     if not store.startswith(("postgresql://", "postgres://")):
         view = MemoryView(index=index, exact_limit=exact_limit)
-        return SqliteLog(Path(store), embedder=identity, dimension=dimension, create=create), view
+        return SqliteStore(Path(store), embedder=identity, dimension=dimension, create=create), view
     from dreamgym.replay.pgsession import PostgresSession
     from dreamgym.replay.pgvector import PgvectorView
-    from dreamgym.replay.postgres import PostgresLog
+    from dreamgym.replay.postgres import PostgresStore
 
     session = PostgresSession(store)
     try:
-        log = PostgresLog(session, embedder=identity, dimension=dimension, create=create)
+        log = PostgresStore(session, embedder=identity, dimension=dimension, create=create)
         if index == "approximate":
             return log, PgvectorView(session)
         return log, MemoryView(index=index, exact_limit=exact_limit)

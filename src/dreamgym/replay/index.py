@@ -19,8 +19,8 @@ from dreamgym.errors import MissingExtraError
 from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import Hit, Queries, best_of, code_of
 from dreamgym.replay.lists import FEW_ROWS, Lists, ListsBuilder, lists_recall, load_faiss
-from dreamgym.replay.log import CHUNK_ROWS, Chunk, TransitionLog
 from dreamgym.replay.partition import Partition
+from dreamgym.replay.store import CHUNK_ROWS, Chunk, TransitionStore
 from dreamgym.replay.threads import one_thread
 from dreamgym.types import RetrievalFilter, Source
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("dreamgym.replay")
 class NearestView(Protocol):
     """Finds rows by key. It may be thrown away and made again from the log at any time."""
 
-    def follow(self, log: TransitionLog) -> None:
+    def follow(self, log: TransitionStore) -> None:
         """Catch up with the log: afterwards everything it held at the call is found, or evicted."""
         ...
 
@@ -81,7 +81,7 @@ class MemoryView:
         self._cursor = 0
         self._following = threading.Lock()
 
-    def follow(self, log: TransitionLog) -> None:
+    def follow(self, log: TransitionStore) -> None:
         with self._following:
             status = log.status()
             if status.generation != self._generation:
@@ -156,7 +156,7 @@ class MemoryView:
         self._builder.clear()
         self._partitions, self._lists, self._cursor = {}, {}, 0
 
-    def _read(self, log: TransitionLog, last_seq: int) -> None:
+    def _read(self, log: TransitionStore, last_seq: int) -> None:
         while self._cursor < last_seq:
             chunk = log.scan(self._cursor)
             with one_thread():

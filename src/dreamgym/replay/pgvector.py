@@ -13,10 +13,10 @@ import numpy as np
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.blocks import Hit, best_of
-from dreamgym.replay.encode import round_keys
 from dreamgym.replay.index import SOURCES, limit_of
-from dreamgym.replay.log import TransitionLog
 from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors
+from dreamgym.replay.serialization import round_keys
+from dreamgym.replay.store import TransitionStore
 from dreamgym.types import RetrievalFilter, Source
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class PgvectorView:
         self._few_rows = few_rows
         self._generation = 0
 
-    def follow(self, log: TransitionLog) -> None:
+    def follow(self, log: TransitionStore) -> None:
         status = log.status()
         if status.generation != self._generation:
             self._session.write(_ensure_index)

@@ -14,7 +14,8 @@ import numpy as np
 
 from dreamgym.errors import DreamGymError, StoreError
 from dreamgym.protocols import Keys
-from dreamgym.replay.encode import (
+from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors, teach_half_vectors
+from dreamgym.replay.serialization import (
     AppendPlan,
     KnownTrajectory,
     decode_payload,
@@ -22,7 +23,7 @@ from dreamgym.replay.encode import (
     plan_append,
     round_keys,
 )
-from dreamgym.replay.log import (
+from dreamgym.replay.store import (
     CHUNK_ROWS,
     EVICTION_ORDER,
     SCHEMA_VERSION,
@@ -34,7 +35,6 @@ from dreamgym.replay.log import (
     nothing_there,
     other_embedder,
 )
-from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors, teach_half_vectors
 
 if TYPE_CHECKING:
     import psycopg
@@ -67,8 +67,8 @@ CREATE INDEX ON {table} (environment, source, reward);
 """Keys carry what filters ask for, so that the server can search them without a join."""
 
 
-class PostgresLog:
-    """A `TransitionLog` on a server. Lost connections are made again; a repeated append changes nothing."""
+class PostgresStore:
+    """A `TransitionStore` on a server. Lost connections are made again; a repeated append changes nothing."""
 
     def __init__(
         self,

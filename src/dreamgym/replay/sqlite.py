@@ -20,11 +20,11 @@ from typing import Final
 import numpy as np
 
 from dreamgym.errors import DreamGymError, StoreError
+from dreamgym.files import sync_directory
 from dreamgym.protocols import Keys
 from dreamgym.replay import sqlite_tables as tables
-from dreamgym.replay.durable import sync_directory
-from dreamgym.replay.encode import decode_payload, decode_record, plan_append, restore_keys, round_keys
-from dreamgym.replay.log import (
+from dreamgym.replay.serialization import decode_payload, decode_record, plan_append, restore_keys, round_keys
+from dreamgym.replay.store import (
     CHUNK_ROWS,
     SCHEMA_VERSION,
     Addition,
@@ -44,8 +44,8 @@ PAGE_SIZE: Final = 16384
 logger = logging.getLogger("dreamgym.replay")
 
 
-class SqliteLog:
-    """A `TransitionLog` in one file."""
+class SqliteStore:
+    """A `TransitionStore` in one file."""
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Final
 
-from dreamgym.replay.encode import AppendPlan, KnownTrajectory
-from dreamgym.replay.log import EVICTION_ORDER, LogStatus
+from dreamgym.replay.serialization import AppendPlan, KnownTrajectory
+from dreamgym.replay.store import EVICTION_ORDER, LogStatus
 
 SCHEMA: Final = """
 CREATE TABLE store (

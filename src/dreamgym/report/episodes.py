@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dreamgym.replay.jsonl import SUFFIXES, read_lines
-from dreamgym.replay.offline import read_trajectories
-from dreamgym.report.files import Problems, Row, number, read_rows, visible
+from dreamgym.data.jsonl import SUFFIXES, read_lines
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.report.safe_reading import Problems, Row, number, read_rows, visible
 from dreamgym.types import Trajectory, Transition
 
 TEXT_LIMIT = 4000

@@ -17,7 +17,10 @@ from typing import Any
 
 from dreamgym.report.charts import COLOURS, Chart, draw
 from dreamgym.report.episodes import STEP_LIMIT, TEXT_LIMIT, told
-from dreamgym.report.figures import (
+from dreamgym.report.run_reader import Run
+from dreamgym.report.safe_reading import visible
+from dreamgym.report.spending import spending_sheet
+from dreamgym.report.tables import (
     Sheet,
     cost_sheet,
     evaluation_sheet,
@@ -27,9 +30,6 @@ from dreamgym.report.figures import (
     overview,
     pool_sheets,
 )
-from dreamgym.report.files import visible
-from dreamgym.report.gather import Run
-from dreamgym.report.spending import spending_sheet
 from dreamgym.types import Trajectory
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dreamgym.report.charts import Point
-from dreamgym.report.files import Problems, Row, count, number, read_rows, row_at
+from dreamgym.report.safe_reading import Problems, Row, count, number, read_rows, row_at
 
 
 @dataclass(slots=True, kw_only=True)

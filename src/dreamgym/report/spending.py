@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dreamgym.report.figures import Sheet
-from dreamgym.report.files import Row, count, number, row_at
-from dreamgym.report.gather import Run
+from dreamgym.report.run_reader import Run
+from dreamgym.report.safe_reading import Row, count, number, row_at
+from dreamgym.report.tables import Sheet
 
 _COUNTS = ("requests", "retries", "failures", "repeated", "cache_hits", "prompt_tokens", "reply_tokens")
 

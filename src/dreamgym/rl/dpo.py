@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from dreamgym.errors import ConfigError
-from dreamgym.rl.objectives import preference_loss
-from dreamgym.rl.scoring import Scores
+from dreamgym.rl.logprobs import Scores
+from dreamgym.rl.losses import preference_loss
+from dreamgym.rl.optimizer_step import Updater, Updating, same_settings
+from dreamgym.rl.packing import cut
 from dreamgym.rl.sft import SFTSettings, batch, schedule
-from dreamgym.rl.strips import cut
-from dreamgym.rl.updater import Updater, Updating, same_settings
 from dreamgym.types import Trajectory
 
 Pair = tuple[Trajectory, Trajectory]
@@ -108,7 +108,7 @@ class DPOLearner:
         )
         self.steps += 1
         in_order = (gains[:, 0] > gains[:, 1]).float().mean()
-        return {"loss": losses.mean().item(), "preferred": in_order.item(), "gradient_norm": norm}
+        return {"loss": losses.mean().item(), "preferred": in_order.item(), "grad_norm": norm}
 
     def _logprobs(self, members: Sequence[int]) -> Tensor:
         """`(trajectories,)`: of all replies of each of these; 0 for the others."""

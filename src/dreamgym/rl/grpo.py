@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dreamgym.rl.learner import Lesson, PolicyLearner, PolicySettings, returns_of
-from dreamgym.rl.objectives import (
+from dreamgym.rl.losses import (
     advantage_unit,
     discounted_returns,
     group_advantages,
     step_advantages,
     unanimous,
 )
-from dreamgym.rl.strips import cut
+from dreamgym.rl.packing import cut
+from dreamgym.rl.policy_gradient import PolicyLearner, PolicySettings, TrainingBatch, returns_of
 from dreamgym.types import RolloutGroup
 
 
@@ -39,7 +39,7 @@ class GRPOLearner(PolicyLearner):
 
     settings: GRPOSettings
 
-    def _prepare(self, groups: Sequence[RolloutGroup]) -> Lesson | None:
+    def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainingBatch | None:
         scale = self.settings.scale_by_std
         torn = [group for group in groups if not unanimous(returns_of(group))]
         if not torn:
@@ -60,7 +60,7 @@ class GRPOLearner(PolicyLearner):
         once = self.settings.epochs == 1 and (self.settings.minibatch or len(counts)) >= len(counts)
         if behaviour is None and not once:
             behaviour = self._logprobs(self._scorer, strips)
-        return Lesson(
+        return TrainingBatch(
             strips=strips,
             advantages=advantages.to(self._scorer.device),
             behaviour=behaviour,

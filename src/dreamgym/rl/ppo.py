@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dreamgym.rl.learner import Lesson, PolicyLearner, PolicySettings
-from dreamgym.rl.objectives import clipped_value_loss, gae
-from dreamgym.rl.scoring import Scores
-from dreamgym.rl.strips import After, Strips, cut
-from dreamgym.rl.updater import Updating
+from dreamgym.rl.logprobs import Scores
+from dreamgym.rl.losses import clipped_value_loss, gae
+from dreamgym.rl.optimizer_step import Updating
+from dreamgym.rl.packing import After, PackedBatch, cut
+from dreamgym.rl.policy_gradient import PolicyLearner, PolicySettings, TrainingBatch
 from dreamgym.types import RolloutGroup, Trajectory
 
 _TINY = 1e-6
@@ -58,7 +58,7 @@ class PPOLearner(PolicyLearner):
         self.value_head = head
         self._after = after
 
-    def _prepare(self, groups: Sequence[RolloutGroup]) -> Lesson | None:
+    def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainingBatch | None:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         if not trajectories:
             return None
@@ -71,7 +71,7 @@ class PPOLearner(PolicyLearner):
             spread = advantages[real].std(correction=0)
             advantages = (advantages - advantages[real].mean()) / (spread + _TINY)
         recorded = self._recorded(strips)
-        return Lesson(
+        return TrainingBatch(
             strips=strips,
             advantages=advantages[torch.tensor(strips.turn_of_slot, dtype=torch.long)],
             behaviour=logprobs if recorded is None else recorded,
@@ -79,7 +79,7 @@ class PPOLearner(PolicyLearner):
             value_targets=targets,
         )
 
-    def _before(self, strips: Strips) -> tuple[Tensor, Tensor]:
+    def _before(self, strips: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probs `(tokens,)` and values `(turn slots,)` before the update."""
         logprobs = torch.zeros(strips.tokens, device=self._scorer.device)
         values = torch.zeros(strips.turn_slots, device=self._scorer.device)
@@ -88,7 +88,7 @@ class PPOLearner(PolicyLearner):
             values[scores.turn_slots] = self.value_head(scores.read.float())[:, 0].detach()
         return logprobs, values
 
-    def _advantages(self, trajectories: Sequence[Trajectory], strips: Strips, values: Tensor) -> Tensor:
+    def _advantages(self, trajectories: Sequence[Trajectory], strips: PackedBatch, values: Tensor) -> Tensor:
         """`(turn slots,)`; 0 for turns that did not come."""
         expected = values.tolist()
         found = torch.zeros_like(values)
@@ -111,7 +111,7 @@ class PPOLearner(PolicyLearner):
         return found
 
     def _further_loss(
-        self, lesson: Lesson, scores: Scores, share: float, sums: dict[str, float]
+        self, lesson: TrainingBatch, scores: Scores, share: float, sums: dict[str, float]
     ) -> Tensor | float:
         assert lesson.values is not None
         assert lesson.value_targets is not None

@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from dreamgym.errors import ConfigError
-from dreamgym.rl.scoring import Scores
-from dreamgym.rl.strips import Strip, Untaught, cut
-from dreamgym.rl.updater import Updater, UpdateSettings, Updating, same_settings
+from dreamgym.rl.logprobs import Scores
+from dreamgym.rl.optimizer_step import Updater, UpdateSettings, Updating, same_settings
+from dreamgym.rl.packing import PackedSequence, Untaught, cut
 from dreamgym.types import Trajectory
 
 
@@ -84,9 +84,9 @@ class SFTLearner:
         strips = [strip for place, member in enumerate(members) for strip in self._exchanged(place, member)]
         norm = self._updater.apply(strips, loss_of, rate=schedule(self.steps, self.settings))
         self.steps += 1
-        return {"loss": total, "gradient_norm": norm, "tokens": tokens}
+        return {"loss": total, "grad_norm": norm, "tokens": tokens}
 
-    def _exchanged(self, place: int, member: int) -> list[Strip]:
+    def _exchanged(self, place: int, member: int) -> list[PackedSequence]:
         """The strips of a trajectory, with other names or as they are; a batch may hold it twice."""
         strips = self._strips.of_trajectory[member]
         chance = Random(f"{self.settings.seed}/{self.steps}/{place}/names")

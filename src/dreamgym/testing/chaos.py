@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from dreamgym.errors import ConfigError, MissingExtraError
+from dreamgym.models.endpoint.transport import make_client, own_connections
 from dreamgym.models.http_server import Answer, Asked, HttpServer
-from dreamgym.models.transport import make_client, own_connections
 
 _HOP = frozenset({"host", "content-length", "connection", "transfer-encoding", "accept-encoding"})
 _REPLACED = {

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from dreamgym.testing.probe import NONSENSE, DoesNotApply, PromiseBroken, Subject, act, begin
+from dreamgym.testing.episode_probe import NONSENSE, DoesNotApply, PromiseBroken, Subject, act, begin
 from dreamgym.types import Task
 
 _TOLERANCE = 1.10

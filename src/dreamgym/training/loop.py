@@ -12,16 +12,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from dreamgym.errors import BudgetSpentError
+from dreamgym.evaluation.evaluate import Evaluation
 from dreamgym.garbage import settled
-from dreamgym.models.spending import stage
+from dreamgym.models.usage import stage
 from dreamgym.protocols import Learner, TaskSource
-from dreamgym.rollout import Origin
-from dreamgym.rollout_groups import Breaker, GroupSettings, MakeMember, roll_out_groups
-from dreamgym.training.evaluate import Evaluation
-from dreamgym.training.ledger import Ledger
-from dreamgym.training.metering import MeteredFactory
+from dreamgym.rollout_groups import Breaker, GroupSettings, PolicyFactory, run_groups
+from dreamgym.rollouts import Origin
 from dreamgym.training.metrics import Row, practice_row
 from dreamgym.training.monitors import Monitors
+from dreamgym.training.run_recorder import RunRecorder
+from dreamgym.training.step_counter import StepCounter
 
 OnStep = Callable[[Row, list[str]], None]
 """Told the metrics of each step or evaluation, and what the monitors warn of."""
@@ -32,11 +32,11 @@ class Loop:
     """The parts of a run; `ledger` knows how far it is."""
 
     tasks: TaskSource
-    factory: MeteredFactory
-    make_member: MakeMember
+    factory: StepCounter
+    make_policy: PolicyFactory
     learner: Learner
     monitors: Monitors
-    ledger: Ledger
+    ledger: RunRecorder
     groups: GroupSettings
     breaker: Breaker
     origin: Callable[[], Origin]
@@ -80,9 +80,9 @@ class Loop:
     async def _step(self) -> None:
         ledger, number, began = self.ledger, self.ledger.done, time.perf_counter()
         steps_before = self.factory.steps
-        report = await roll_out_groups(
+        report = await run_groups(
             self.factory,
-            self.make_member,
+            self.make_policy,
             await self.tasks.sample(self._count()),
             name=f"{ledger.folder.path.name}-{number:06d}",
             seed=self.seed * 100_003 + number,

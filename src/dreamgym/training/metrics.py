@@ -98,7 +98,7 @@ def practice_row(
         "turns": len(turns),
         "success": _share(sum(member.success for member in members), len(members)),
         "return_mean": _share(sum(member.total_reward for member in members), len(members)),
-        "reward_entropy": _mean([reward_spread(group) for group in report.groups]),
+        "reward_entropy": _mean([mean_reward_entropy(group) for group in report.groups]),
         "truncated_share": _share(sum(_truncated(member) for member in members), len(members)),
         "refused_share": _share(sum(turn.outcome.next_state.text in refusals for turn in turns), len(turns)),
         "unreadable_share": _share(
@@ -111,7 +111,7 @@ def practice_row(
     }
 
 
-def reward_spread(group: RolloutGroup) -> float:
+def mean_reward_entropy(group: RolloutGroup) -> float:
     """The variance of the returns in a group (the paper's V_τ)."""
     returns = [member.total_reward for member in group.trajectories]
     mean = sum(returns) / len(returns)

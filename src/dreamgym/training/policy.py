@@ -1,7 +1,7 @@
 """The policy that practises: a model from scratch or pretrained weights, as a run's folder names them.
 
 `base/` holds a model from scratch as it was before its first update, with its tokenizer; what learns of any
-model is kept in small files beside it (`checkpoints.RunFolder`). So a run needs nothing but its folder and,
+model is kept in small files beside it (`checkpoints.RunDir`). So a run needs nothing but its folder and,
 if there are any, the pretrained weights that its settings name.
 """
 
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dreamgym.agent import Agent, AgentSettings, examples, tokenised, tokens_after
+from dreamgym.agents import Agent, AgentSettings, examples, tokenised, tokens_after
 from dreamgym.config import AgentConfig, Config, ExperienceConfig
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.protocols import Environment
-from dreamgym.rollout_groups import MakeMember
-from dreamgym.training.checkpoints import RunFolder, named_policy, read_config
-from dreamgym.training.student import PREFIX, hush, make_student
+from dreamgym.rollout_groups import PolicyFactory
+from dreamgym.training.model_setup import PREFIX, load_model, quiet_transformers
+from dreamgym.training.run_dir import RunDir, named_policy, read_config
 from dreamgym.types import Trajectory
 
 if TYPE_CHECKING:
-    from dreamgym.models.local import LocalLanguageModel
-    from dreamgym.models.text import TextCodec
-    from dreamgym.rl.learner import PolicyLearner
+    from dreamgym.models.local.language_model import LocalLanguageModel
+    from dreamgym.models.local.tokenization import TextCodec
+    from dreamgym.rl.policy_gradient import PolicyLearner
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 BASE = "base"
@@ -70,12 +70,12 @@ class PolicyModel:
         Raises:
             ConfigError: they are not weights of the same model.
         """
-        from dreamgym.rl.updater import restore
+        from dreamgym.rl.optimizer_step import restore
 
         with self.served.updating():
             restore(self._learning(), stored)
 
-    def members(self, name: str, *, temperature: float | None = None) -> MakeMember:
+    def members(self, name: str, *, temperature: float | None = None) -> PolicyFactory:
         """Makes the agent of each episode."""
         settings = AgentSettings.of(self.config, temperature=temperature)
 
@@ -110,7 +110,7 @@ def same_policy(begun: AgentConfig, wanted: AgentConfig) -> bool:
 def make_policy(config: Config, trajectories: Sequence[Trajectory], folder: Path) -> PolicyModel:
     """The policy of a run as it was before its first update; made on the first call, read on later ones."""
     agent, base = config.agent, folder / BASE
-    hush()
+    quiet_transformers()
     if not agent.model.startswith(PREFIX):
         if agent.adapter != "none":
             raise ConfigError(
@@ -127,8 +127,8 @@ def open_policy(config: Config, folder: Path) -> PolicyModel:
     Raises:
         ConfigError: there is no such model.
     """
-    from dreamgym.models.local import LocalLanguageModel
-    from dreamgym.models.text import TextCodec
+    from dreamgym.models.local.language_model import LocalLanguageModel
+    from dreamgym.models.local.tokenization import TextCodec
 
     agent = config.agent
     source = agent.model if agent.model.startswith(PREFIX) else f"{PREFIX}{folder / BASE}"
@@ -141,7 +141,7 @@ def open_policy(config: Config, folder: Path) -> PolicyModel:
         precision="fp32",
     )
     try:
-        student = make_student(wanted, [], config.seed)
+        student = load_model(wanted, [], config.seed)
     except ConfigError as error:
         raise ConfigError(str(error).replace("experience.", "agent.")) from None
     student.model.eval()
@@ -160,7 +160,7 @@ async def opened_policy(name: str, *, device: Device = "auto") -> AsyncIterator[
     run, step = named_policy(name)
     begun = read_config(run)
     begun = begun.model_copy(update={"agent": begun.agent.model_copy(update={"device": device})})
-    folder = RunFolder(run)
+    folder = RunDir(run)
     step = folder.chosen() if step is None else step
     weights = folder.policy_weights(step)
     policy = open_policy(begun, run)
@@ -184,7 +184,7 @@ def make_learner(config: Config, policy: PolicyModel, refusals: tuple[str, ...] 
     shared: dict[str, Any] = {
         name: getattr(chosen, name)
         for name in (
-            *("learning_rate", "matrix_learning_rate", "gradient_clip", "micro_tokens", "epochs"),
+            *("learning_rate", "muon_lr", "gradient_clip", "micro_tokens", "epochs"),
             *("minibatch", "clip_low", "clip_high", "kl", "entropy", "behaviour", "lengths"),
             *("refusal_penalty", "repeat_penalty", "negative_weight", "warmup"),
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config, load_config, validate
-from dreamgym.training.checkpoints import named_policy, read_config
+from dreamgym.training.run_dir import named_policy, read_config
 
 
 def sim_to_real(

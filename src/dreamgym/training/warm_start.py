@@ -11,9 +11,9 @@ from typing import Any
 
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
-from dreamgym.training.checkpoints import METRICS, WARM_START, RunFolder
 from dreamgym.training.metrics import MetricsLog
 from dreamgym.training.policy import PolicyModel
+from dreamgym.training.run_dir import METRICS, WARM_START, RunDir
 from dreamgym.types import State, Task, Trajectory, Transition, history
 
 _TOLD_EVERY = 10
@@ -28,7 +28,7 @@ async def warm_start(
     policy: PolicyModel,
     trajectories: Sequence[Trajectory],
     config: Config,
-    folder: RunFolder,
+    folder: RunDir,
     on_update: OnUpdate,
     *,
     refusals: Collection[str] = (),
@@ -64,8 +64,8 @@ async def warm_start(
         SFTSettings(
             steps=chosen.warm_start_steps,
             batch=chosen.warm_start_batch,
-            learning_rate=chosen.warm_start_rate,
-            matrix_learning_rate=chosen.warm_start_matrix_rate,
+            learning_rate=chosen.warm_start_lr,
+            muon_lr=chosen.warm_start_muon_lr,
             micro_tokens=config.learner.micro_tokens,
             seed=config.seed,
         ),

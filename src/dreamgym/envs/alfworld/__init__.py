@@ -15,15 +15,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dreamgym.config import Section, nearest_name
+from dreamgym.envs.alfworld.annotator import AGENT, REFUSAL, HouseholdAnnotator
 from dreamgym.envs.alfworld.goals import goal_met
 from dreamgym.envs.alfworld.instructions import (
     can_succeed_here,
     evaluation_instructions,
     task_from_instruction,
 )
-from dreamgym.envs.alfworld.teacher import AGENT, REFUSAL, HouseholdTeacher
-from dreamgym.envs.alfworld.thoughts import think
-from dreamgym.envs.engines import EngineProcess, Engines
+from dreamgym.envs.alfworld.rationales import think
+from dreamgym.envs.process_pool import Engines, EpisodeProcess
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
@@ -50,7 +50,12 @@ class AlfworldFactory:
     name = "alfworld"
 
     def __init__(self, options: AlfworldOptions) -> None:
-        from dreamgym.envs.alfworld.games import GameSource, GeneratedGames, OfficialGames, official_folder
+        from dreamgym.envs.alfworld.task_source import (
+            GameSource,
+            GeneratedGames,
+            OfficialGames,
+            official_folder,
+        )
 
         self._options = options
         cache = options.cache or cache_folder()
@@ -61,7 +66,7 @@ class AlfworldFactory:
             else GeneratedGames(cache / "alfworld" / "games-1", options.horizon)
         )
         self._engines = Engines(
-            "dreamgym.envs.alfworld.engine:Engine",
+            "dreamgym.envs.alfworld.episode_process:Engine",
             {
                 "cache": str(cache / "alfworld"),
                 "warm_games": [str(path) for path in self._source.warm_games()],
@@ -108,7 +113,7 @@ class AlfworldEnvironment:
         self._game = game
         self._engines = engines
         self._options = options
-        self._engine: EngineProcess | None = None
+        self._engine: EpisodeProcess | None = None
         self._steps = 0
         self._over: str | None = "has not started"
 
@@ -190,7 +195,7 @@ SPEC = EnvironmentSpec(
     open=_open,
     splits=("train", "valid_seen", "valid_unseen"),
     extra="alfworld",
-    teacher=HouseholdTeacher,
+    teacher=HouseholdAnnotator,
     actor=AGENT,
     goal_met=goal_met,
     can_succeed=can_succeed_here,

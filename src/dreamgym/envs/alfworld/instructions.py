@@ -69,7 +69,7 @@ async def evaluation_instructions(data: Path | None) -> list[str]:
         data: folder of official games; None: ``ALFWORLD_DATA``, else generated ones.
     """
     _need_tables()
-    from dreamgym.envs.alfworld.games import OfficialGames, official_folder
+    from dreamgym.envs.alfworld.task_source import OfficialGames, official_folder
 
     async def never(game: Path, goal: dict[str, Any]) -> None:
         """Official games are proven already."""

@@ -15,7 +15,11 @@ from pydantic import Field
 
 from dreamgym.config import Section, nearest_name
 from dreamgym.envs.registry import EnvironmentSpec
-from dreamgym.envs.textworld.games import (
+from dreamgym.envs.textworld.annotator import TextWorldAnnotator
+from dreamgym.envs.textworld.facts import FURNITURE, PLAYER, ROOMS, facts_for
+from dreamgym.envs.textworld.goals import can_succeed, goal_met
+from dreamgym.envs.textworld.logic_engine import REFUSALS, Playthrough
+from dreamgym.envs.textworld.task_source import (
     NAME,
     SEEDS,
     CookingGame,
@@ -27,10 +31,6 @@ from dreamgym.envs.textworld.games import (
     settings_of,
     task_of,
 )
-from dreamgym.envs.textworld.goals import can_succeed, goal_met
-from dreamgym.envs.textworld.house import FURNITURE, PLAYER, ROOMS, facts_for
-from dreamgym.envs.textworld.play import REFUSALS, Playthrough
-from dreamgym.envs.textworld.teacher import TextWorldTeacher
 from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
@@ -191,7 +191,7 @@ SPEC = EnvironmentSpec(
     open=open_textworld,
     splits=tuple(SEEDS),
     extra="alfworld",
-    teacher=TextWorldTeacher,
+    teacher=TextWorldAnnotator,
     actor=PLAYER,
     tell_facts=facts_for,
     goal_met=goal_met,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dreamgym.envs.textworld.house import CUTS, HEATS, KITCHEN, MEAL, PLAYER, House
-from dreamgym.envs.textworld.wording import COOKING, CUTTING
+from dreamgym.envs.textworld.facts import CUTS, HEATS, KITCHEN, MEAL, PLAYER, House
+from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING
 from dreamgym.types import Task, WorldSheet
 
 

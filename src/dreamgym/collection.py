@@ -1,0 +1,221 @@
+"""Records trajectories from a real environment: parallel, resumable, nothing acknowledged lost.
+
+Episode i plays task i with a policy fixed by (seed, i), and its trajectory id names both. So a run that was
+killed goes on by playing the ids that are missing, and the same settings always give the same episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from dreamgym.agents import AgentSettings
+from dreamgym.config import Config
+from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.envs.scripted_policies import make_policy, resolve_policy
+from dreamgym.errors import ConfigError
+from dreamgym.models.registry import LanguageModels, check_named, names_language_model
+from dreamgym.prompted_agent import PromptedAgent
+from dreamgym.protocols import Environment, EnvironmentFactory, Policy
+from dreamgym.rollouts import run_episode
+from dreamgym.types import RolloutFailure, Task, Trajectory
+
+_BLOCK = 64
+"""Tasks asked for at a time: an environment may have to prove each of them first."""
+_SETTINGS = "collect.json"
+
+
+@dataclass(slots=True)
+class CollectReport:
+    """What a collection did in this run, apart from what was there before."""
+
+    already_there: int = 0
+    episodes: int = 0
+    successes: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+    by_policy: dict[str, list[int]] = field(default_factory=dict)
+    """Policy name to [episodes, successes, steps]."""
+
+    def count(self, trajectory: Trajectory) -> None:
+        self.episodes += 1
+        self.successes += trajectory.success
+        self.steps += len(trajectory)
+        row = self.by_policy.setdefault(trajectory.provenance.policy, [0, 0, 0])
+        for column, value in enumerate((1, int(trajectory.success), len(trajectory))):
+            row[column] += value
+
+
+OnEpisode = Callable[[CollectReport], None]
+
+
+def trajectory_id(environment: str, split: str, seed: int, episode: int, policy: str = "mix") -> str:
+    """Unlike for any two episodes: two policies may play the same games.
+
+    >>> trajectory_id("alfworld", "train", 0, 7), trajectory_id("alfworld", "train", 0, 7, "random")
+    ('alfworld-train-0-000007', 'alfworld-train-0-random-000007')
+    """
+    by = "" if policy == "mix" else f"{policy}-"
+    return f"{environment}-{split}-{seed}-{by}{episode:06d}"
+
+
+async def collect(
+    config: Config, factory: EnvironmentFactory, *, on_episode: OnEpisode | None = None
+) -> CollectReport:
+    """Fill `config.collect.out` up to `config.collect.episodes` episodes.
+
+    An episode whose environment kept breaking is counted by kind and left out; the next run tries it again.
+
+    Raises:
+        ConfigError: the folder was filled with other settings.
+    """
+    settings = config.collect
+    _check_policy(config)  # a wrong name shows before anything starts
+    clock = asyncio.get_running_loop().time
+    started, report = clock(), CollectReport()
+    async with AsyncExitStack() as stack:
+        writer = stack.enter_context(TrajectoryWriter(settings.out))
+        models = await stack.enter_async_context(LanguageModels(config, folder=settings.out))
+        _check_settings(config, factory.name)
+        wanted = {
+            trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy): episode
+            for episode in range(settings.episodes)
+        }
+        missing = {name: episode for name, episode in wanted.items() if name not in writer.ids}
+        report.already_there = len(wanted) - len(missing)
+        if missing and names_language_model(settings.policy):
+            models.open(settings.policy, role="agent")
+            await models.reach()
+        places = asyncio.Semaphore(settings.concurrency)
+        finished: asyncio.Queue[Trajectory | RolloutFailure] = asyncio.Queue()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tell = partial(_tell, report, started, clock, on_episode)
+                group.create_task(_store(finished, len(missing), writer, report, tell))
+                async for episode, task in _tasks(factory, config, sorted(missing.values())):
+                    await places.acquire()
+                    play = group.create_task(_episode(config, factory, models, episode, task, finished))
+                    play.add_done_callback(lambda _: places.release())
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None  # the others were cancelled because of the first
+        report.seconds = clock() - started
+    return report
+
+
+async def _tasks(
+    factory: EnvironmentFactory, config: Config, episodes: list[int]
+) -> AsyncIterator[tuple[int, Task]]:
+    """The task of each episode; an environment with fewer tasks than episodes plays them in rounds."""
+    settings = config.collect
+    known: list[Task] = []
+    all_of_them = False
+    for episode in episodes:
+        while episode >= len(known) and not all_of_them:
+            count = min(settings.episodes, (episode // _BLOCK + 1) * _BLOCK)
+            try:
+                known = list(await factory.tasks(settings.split, count, seed=config.seed))
+            except ConfigError:
+                # Fewer tasks than episodes; a split that does not exist raises again, without a count.
+                known = list(await factory.tasks(settings.split, None, seed=config.seed))
+                all_of_them = True
+        yield episode, known[episode % len(known)]
+
+
+async def _episode(
+    config: Config,
+    factory: EnvironmentFactory,
+    models: LanguageModels,
+    episode: int,
+    task: Task,
+    finished: asyncio.Queue[Trajectory | RolloutFailure],
+) -> None:
+    settings = config.collect
+    seed = config.seed * 1_000_003 + episode
+
+    def policy(environment: Environment) -> Policy:
+        if names_language_model(settings.policy):
+            model = models.open(settings.policy, role="agent")
+            return PromptedAgent(
+                model, settings=AgentSettings.of(config.agent), seed=seed, name=settings.policy
+            )
+        named = resolve_policy(settings.policy, seed=config.seed, episode=episode)
+        return make_policy(named, environment, seed=seed)
+
+    result = await run_episode(
+        lambda: factory.make(task, seed=seed),
+        policy,
+        trajectory_id=trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy),
+        task=task,
+        seed=seed,
+        retries=settings.retries,
+        keep_admissible_actions=settings.admissible_actions,
+        keep_world_sheet=settings.world_sheet,
+    )
+    await finished.put(result)
+
+
+async def _store(
+    finished: asyncio.Queue[Trajectory | RolloutFailure],
+    count: int,
+    writer: TrajectoryWriter,
+    report: CollectReport,
+    tell: Callable[[], None],
+) -> None:
+    """Write whatever has finished in one durable append, and only then count it."""
+    while count:
+        results = [await finished.get()]
+        while not finished.empty():
+            results.append(finished.get_nowait())
+        count -= len(results)
+        trajectories = [result for result in results if isinstance(result, Trajectory)]
+        await asyncio.to_thread(writer.append, trajectories)
+        for result in results:
+            if isinstance(result, Trajectory):
+                report.count(result)
+            else:
+                report.failures[result.kind] += 1
+        tell()
+
+
+def _tell(
+    report: CollectReport, started: float, clock: Callable[[], float], on_episode: OnEpisode | None
+) -> None:
+    report.seconds = clock() - started
+    if on_episode is not None:
+        on_episode(report)
+
+
+def _check_policy(config: Config) -> None:
+    if names_language_model(config.collect.policy):
+        check_named(config.collect.policy, config)
+    else:
+        resolve_policy(config.collect.policy, seed=config.seed, episode=0)
+
+
+def _check_settings(config: Config, environment: str) -> None:
+    """Episodes are named by number, so all of a folder's must come from one policy, split and seed."""
+    settings = config.collect
+    mine = {
+        "environment": environment,
+        "options": {key: str(value) for key, value in sorted(config.environment.options.items())},
+        "policy": settings.policy,
+        "split": settings.split,
+        "seed": config.seed,
+    }
+    path = settings.out / _SETTINGS
+    if not path.exists():
+        path.write_text(json.dumps(mine, indent=2) + "\n", encoding="utf-8")
+        return
+    theirs = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            raise ConfigError(
+                f"{settings.out} was collected with {name}={theirs.get(name)!r}, now {value!r} is asked for; "
+                "choose another --out, or the same settings to go on"
+            )

@@ -1,0 +1,107 @@
+"""The curriculum as the loop meets it: a source of tasks that learns from what came of them.
+
+One step is `sample`, then `record`. Every few steps the tasks of highest reward entropy are varied, and what
+the gate lets through joins the pool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from dreamgym.config import CurriculumConfig
+from dreamgym.curriculum.entropy import cluster_entropy, group_entropy
+from dreamgym.curriculum.generator import ACCEPTED, LanguageModelTaskGenerator
+from dreamgym.curriculum.task_pool import TaskPool
+from dreamgym.curriculum.task_proposers import derive_seed
+from dreamgym.errors import ConfigError
+from dreamgym.protocols import Embedder
+from dreamgym.types import JsonValue, RolloutGroup, Task
+
+
+class Curriculum:
+    """Implements `TaskSource` over a pool, which keeps everything; the state is where a run stands in it."""
+
+    def __init__(
+        self,
+        pool: TaskPool,
+        generator: LanguageModelTaskGenerator | None,
+        *,
+        settings: CurriculumConfig,
+        seed: int = 0,
+        embedder: Embedder | None = None,
+    ) -> None:
+        """
+        Args:
+            generator: None leaves the pool as it is.
+            embedder: if given, alike tasks share their reward entropy, which PPO needs: it has no groups.
+        """
+        self.pool = pool
+        self._generator = generator
+        self._settings = settings
+        self._seed = seed
+        self._embedder = embedder
+        self._step = 0
+
+    async def sample(self, count: int) -> list[Task]:
+        if self._step == 0:
+            self.pool.go_on(0)  # a run that was killed before its first checkpoint begins anew
+        return self.pool.sample(
+            count,
+            step=self._step,
+            seed=self._seed,
+            generated_fraction=self._settings.generated_fraction,
+        )
+
+    async def record(self, groups: Sequence[RolloutGroup]) -> dict[str, JsonValue]:
+        """Keep what came of a step, durably, and generate tasks if it is time."""
+        entropy = (
+            group_entropy(groups)
+            if self._embedder is None
+            else await cluster_entropy(groups, self._embedder, clusters=self._settings.clusters)
+        )
+        self.pool.record(groups, step=self._step, entropy=entropy)
+        counts = await self._generate() if (self._step + 1) % self._settings.every == 0 else Counter[str]()
+        self._step += 1
+        generated = len(self.pool.generated)
+        return {
+            "task_entropy": sum(entropy.values()) / len(entropy) if entropy else None,
+            "generated_share": sum(group.task.origin == "generated" for group in groups) / len(groups)
+            if groups
+            else None,
+            "pool_seed": len(self.pool) - generated,
+            "pool_generated": generated,
+            "accepted": counts.pop(ACCEPTED, 0),
+            "rejected": {str(reason): number for reason, number in sorted(counts.items())},
+        }
+
+    def state_dict(self) -> dict[str, JsonValue]:
+        return {"step": self._step, "tasks": len(self.pool)}
+
+    def load_state_dict(self, stored: Mapping[str, JsonValue]) -> None:
+        """
+        Raises:
+            ConfigError: the state is of another pool.
+        """
+        step, tasks = stored.get("step"), stored.get("tasks")
+        if not isinstance(step, int) or step < 0:
+            raise ConfigError(f"expected the state of a curriculum with its step, got {stored!r}")
+        found = len(self.pool.before(step))
+        if tasks != found:
+            raise ConfigError(
+                f"{self.pool.path}: expected the {tasks!r} tasks of this run before step {step}, found "
+                f"{found}; use the same file to go on, or choose another folder"
+            )
+        self.pool.go_on(step)
+        self._step = step
+
+    async def _generate(self) -> Counter[str]:
+        chosen = self.pool.to_vary(self._settings.sources, above=self._settings.minimum_entropy)
+        if self._generator is None or not chosen:
+            return Counter()
+        before = self._generator.counts.copy()
+        seed = derive_seed(self._seed, self._step)
+        made = await self._generator.vary(chosen, count=len(chosen), seed=seed)
+        counts = self._generator.counts - before
+        self.pool.add_generated(made, step=self._step, counts=counts)
+        return counts

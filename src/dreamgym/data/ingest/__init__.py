@@ -1,0 +1,162 @@
+"""Foreign formats: other people's trajectories in, ours out.
+
+Each format is one entry of `FORMATS`. What it reads is recognised by the first record of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dreamgym.config import nearest_name
+from dreamgym.data.ingest import atif, messages, otel, parquet
+from dreamgym.data.ingest.dialogue import Defaults
+from dreamgym.data.ingest.json_reader import Record, read_records
+from dreamgym.data.jsonl import OnBad, OnRead, compressed, tell
+from dreamgym.data.schema import shorten
+from dreamgym.errors import ConfigError, DataError
+from dreamgym.files import atomic_write
+from dreamgym.types import Trajectory
+
+__all__ = ["FORMATS", "Defaults", "Format", "detect", "export", "find_format", "read_foreign"]
+
+Places = Iterator[tuple[str, Trajectory]]
+"""Trajectories, each with the ``file:line`` it came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A way to write trajectories down that is not ours."""
+
+    name: str
+    summary: str
+    read: Callable[[Path, Defaults, OnBad | None, OnRead | None], Places]
+    recognises: Callable[[Any], bool]
+    """Whether a file whose first record is this value is of the format."""
+    write: Callable[[Iterable[Trajectory], Path], int] | None
+    """None for a format that we only read."""
+
+
+def _one_by_one(convert: Callable[[Record, Defaults], Trajectory]) -> Callable[..., Places]:
+    def read(path: Path, defaults: Defaults, on_bad: OnBad | None, on_read: OnRead | None) -> Places:
+        for record in read_records(path, on_bad=on_bad, on_read=on_read):
+            try:
+                trajectory = convert(record, defaults)
+            except DataError as error:
+                tell(record.refuse(error), on_bad)
+            else:
+                yield record.where, trajectory
+
+    return read
+
+
+def _spans(path: Path, defaults: Defaults, on_bad: OnBad | None, on_read: OnRead | None) -> Places:
+    return otel.from_records(read_records(path, on_bad=on_bad, on_read=on_read), defaults, on_bad)
+
+
+def _parquet(path: Path, defaults: Defaults, on_bad: OnBad | None, on_read: OnRead | None) -> Places:
+    return parquet.read(path, on_bad=on_bad, on_read=on_read)
+
+
+def _lines(dump: Callable[[Trajectory], str]) -> Callable[[Iterable[Trajectory], Path], int]:
+    def write(trajectories: Iterable[Trajectory], path: Path) -> int:
+        """Write one line a trajectory, compressed as the name says; the file appears whole or not at all."""
+        written = 0
+        with atomic_write(path) as partial, partial.open("wb") as raw, compressed(raw, path) as stream:
+            for trajectory in trajectories:
+                stream.write(dump(trajectory).encode() + b"\n")
+                written += 1
+        return written
+
+    return write
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format(
+            name="messages",
+            summary="chat messages as OpenAI words them, one conversation a line",
+            read=_one_by_one(messages.from_record),
+            recognises=messages.recognises,
+            write=_lines(messages.dump),
+        ),
+        Format(
+            name="atif",
+            summary="Agent Trajectory Interchange Format 1.x, one document a file or a line",
+            read=_one_by_one(atif.from_record),
+            recognises=atif.recognises,
+            write=_lines(atif.dump),
+        ),
+        Format(
+            name="otel",
+            summary="OpenTelemetry GenAI spans, OTLP JSON or one span a line",
+            read=_spans,
+            recognises=otel.recognises,
+            write=None,
+        ),
+        Format(
+            name="parquet",
+            summary="one row a transition, as our export writes it",
+            read=_parquet,
+            recognises=lambda _: False,
+            write=parquet.write,
+        ),
+    )
+}
+
+
+def find_format(name: str) -> Format:
+    if name not in FORMATS:
+        raise ConfigError(f"unknown format {name!r}{nearest_name(name, list(FORMATS))}")
+    return FORMATS[name]
+
+
+def detect(path: Path) -> Format:
+    """The format of a file, by its name or its first readable record.
+
+    Raises:
+        DataError: it looks like none of them.
+    """
+    if path.suffix == ".parquet":
+        return FORMATS["parquet"]
+    problems: list[DataError] = []
+    for record in read_records(path, on_bad=problems.append):
+        for candidate in FORMATS.values():
+            if candidate.recognises(record.value):
+                return candidate
+        if isinstance(record.value, dict) and {"turns", "provenance"} <= set(record.value):
+            raise record.refuse("expected a foreign format, got our own trajectories: use them as they are")
+        raise record.refuse(
+            f"expected a record of one of the formats {', '.join(FORMATS)}, got {shorten(record.value)}; "
+            "name the format with --format"
+        )
+    raise problems[0] if problems else DataError(f"{path}:1: expected at least one record, got an empty file")
+
+
+def read_foreign(
+    path: Path,
+    defaults: Defaults,
+    *,
+    format: str | None = None,  # noqa: A002 - the word users know it by
+    on_bad: OnBad | None = None,
+    on_read: OnRead | None = None,
+) -> Places:
+    """(place, trajectory) of everything in a foreign file; `format` None means detect it.
+
+    Raises:
+        DataError: ``file:line: expected …, got …``; with `on_bad` such records are skipped and told to it.
+    """
+    chosen = detect(path) if format is None else find_format(format)
+    yield from chosen.read(path, defaults, on_bad, on_read)
+
+
+def export(trajectories: Iterable[Trajectory], path: Path, *, format: str) -> int:  # noqa: A002
+    """Write trajectories to one file in a foreign format; return how many are in it."""
+    chosen = find_format(format)
+    if chosen.write is None:
+        able = ", ".join(name for name, each in FORMATS.items() if each.write is not None)
+        raise ConfigError(f"expected a format that can be written ({able}), got {format!r}")
+    return chosen.write(trajectories, path)

@@ -1,0 +1,215 @@
+"""ATIF, the Agent Trajectory Interchange Format of the Harbor project: read up to 1.x, written as 1.7.
+
+A file is one JSON document, or one document a line. ATIF has no reward of its own; step rewards stand in the
+``extra`` object of an agent's step, and what else our rows know in that of the document.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from dreamgym.data.ingest.dialogue import Call, Defaults, Header, Message, join, make_trajectory
+from dreamgym.data.ingest.json_reader import Foreign, Record
+from dreamgym.data.ingest.roundtrip_extras import KEY, TurnTexts, remainder_of, restore
+from dreamgym.data.schema import check, dump_json, shorten
+from dreamgym.errors import DataError
+from dreamgym.types import Trajectory
+
+VERSION = "ATIF-v1.7"
+
+
+class _ToolCall(Foreign):
+    tool_call_id: str
+    function_name: str = Field(min_length=1)
+    arguments: dict[str, Any]
+
+
+class _Result(Foreign):
+    source_call_id: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _Observation(Foreign):
+    results: list[_Result]
+
+
+class _Step(Foreign):
+    step_id: int
+    source: Literal["system", "user", "agent"]
+    message: str | list[dict[str, Any]]
+    timestamp: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    observation: _Observation | None = None
+    is_copied_context: bool | None = None
+    extra: dict[str, Any] | None = None
+
+
+class _Agent(Foreign):
+    name: str
+    version: str
+    model_name: str | None = None
+
+
+class _Document(Foreign):
+    schema_version: str
+    agent: _Agent
+    steps: list[_Step] = Field(min_length=1)
+    session_id: str | None = None
+    trajectory_id: str | None = None
+    extra: dict[str, Any] | None = None
+
+
+class _Verdict(Foreign):
+    """What producers leave about the result, in an ``extra`` object."""
+
+    reward: float | None = None
+    success: bool | None = None
+
+
+def recognises(value: Any) -> bool:
+    return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-")
+
+
+def from_record(record: Record, defaults: Defaults) -> Trajectory:
+    """The trajectory of one document, or `DataError` without its place. Subagents' own ones are not read."""
+    given = check(_Document, record.value)
+    if not re.fullmatch(r"ATIF-v1\.\d+", given.schema_version):
+        raise DataError(
+            f"expected schema_version to be {VERSION!r} or another 1.x, got {given.schema_version!r}"
+        )
+    for position, step in enumerate(given.steps, 1):
+        if step.step_id != position:
+            raise DataError(f"expected steps.{position - 1}.step_id to be {position}, got {step.step_id}")
+    extra = given.extra or {}
+    if KEY in extra:
+        return _restore(given)
+    verdict = check(_Verdict, extra)
+    header = Header(
+        id=given.trajectory_id or given.session_id or f"atif-{record.digest}",
+        policy=given.agent.model_name or given.agent.name,
+        recorded_at=next((_seconds(step.timestamp) for step in given.steps if step.timestamp), 0.0),
+        reward=verdict.reward,
+        success=verdict.success,
+    )
+    messages = [message for step in given.steps for message in _messages(step)]
+    return make_trajectory(messages, header, defaults)
+
+
+def to_record(trajectory: Trajectory) -> dict[str, Any]:
+    """One document: the instruction from the user, the start state as a system event, then a step a turn."""
+    remainder = remainder_of(trajectory)
+    outcomes = [turn["outcome"] for turn in remainder.pop("turns")]
+    steps: list[dict[str, Any]] = [
+        {"step_id": 1, "source": "user", "message": trajectory.task.instruction},
+        {"step_id": 2, "source": "system", "message": "", "observation": _observed(trajectory.start.text)},
+    ]
+    for number, (transition, outcome) in enumerate(zip(trajectory.transitions, outcomes, strict=True), 3):
+        thought = {} if transition.thought is None else {"reasoning_content": transition.thought}
+        steps.append(
+            {
+                "step_id": number,
+                "source": "agent",
+                "message": transition.action,
+                **thought,
+                "observation": _observed(transition.outcome.next_state.text),
+                "extra": outcome,
+            }
+        )
+    provenance = trajectory.provenance
+    return {
+        "schema_version": VERSION,
+        "session_id": trajectory.id,
+        "trajectory_id": trajectory.id,
+        "agent": {"name": provenance.policy, "version": str(provenance.policy_version)},
+        "steps": steps,
+        "final_metrics": {"total_steps": len(steps)},
+        "extra": {"reward": trajectory.total_reward, "success": trajectory.success, KEY: remainder},
+    }
+
+
+def _observed(text: str) -> dict[str, Any]:
+    return {"results": [{"content": text}]}
+
+
+def _messages(step: _Step) -> list[Message]:
+    copied = bool(step.is_copied_context)
+    text = _text(step.message)
+    results = step.observation.results if step.observation else []
+    if step.source != "agent":
+        said = join([text, *(_text(result.content) for result in results)])
+        return [Message(role=step.source, text=said, copied=copied)]
+    calls = tuple(
+        Call(id=call.tool_call_id, name=call.function_name, arguments=call.arguments)
+        for call in step.tool_calls or []
+    )
+    reward = check(_Verdict, step.extra or {}).reward
+    acted = Message(
+        role="assistant", text=text, thought=step.reasoning_content, calls=calls, reward=reward, copied=copied
+    )
+    replies = [
+        Message(
+            # A result of no call of this step is what the surroundings said to the agent.
+            role="tool" if calls and result.source_call_id else "user",
+            text=_text(result.content),
+            call_id=result.source_call_id if calls else None,
+            copied=copied,
+        )
+        for result in results
+    ]
+    return [acted, *replies]
+
+
+def _text(content: str | list[dict[str, Any]] | None) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    return join(
+        part["text"] if isinstance(part.get("text"), str) else f"[{part.get('type', 'part')}]"[:40]
+        for part in content
+    )
+
+
+def _seconds(timestamp: str) -> float:
+    try:
+        return datetime.fromisoformat(timestamp).timestamp()
+    except (ValueError, OverflowError):
+        raise DataError(f"expected an ISO 8601 timestamp, got {shorten(timestamp)}") from None
+
+
+def _restore(given: _Document) -> Trajectory:
+    extra = given.extra or {}
+    acted = [step for step in given.steps if step.source == "agent"]
+    remainder = extra[KEY]
+    if isinstance(remainder, dict):
+        remainder = remainder | {"turns": [{"outcome": step.extra} for step in acted]}
+    turns = [
+        TurnTexts(action=_whole(step), thought=step.reasoning_content, next_state=_observation(step))
+        for step in acted
+    ]
+    start = next((step for step in given.steps if step.source == "system"), None)
+    if start is None:
+        raise DataError("expected a system step with the start state in our own export, got none")
+    return restore(remainder, _observation(start), turns)
+
+
+def _whole(step: _Step) -> str:
+    if not isinstance(step.message, str):
+        raise DataError(f"expected the message of our own export to be text, got {shorten(step.message)}")
+    return step.message
+
+
+def _observation(step: _Step) -> str:
+    results = step.observation.results if step.observation else []
+    if len(results) != 1 or not isinstance(results[0].content, str):
+        raise DataError(
+            f"expected one observed text in step {step.step_id} of our own export, got {len(results)}"
+        )
+    return results[0].content
+
+
+def dump(trajectory: Trajectory) -> str:
+    return dump_json(to_record(trajectory), what=f"trajectory {trajectory.id!r}")

@@ -1,0 +1,185 @@
+"""Chat messages as OpenAI's API words them, one conversation a line: ``{"messages": [...], ...}``.
+
+The format has no place for rewards and ends of single turns; our export keeps them under the key
+``dreamgym`` beside the messages, where other tools do not look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from dreamgym.data.ingest.dialogue import (
+    Call,
+    Defaults,
+    Header,
+    Message,
+    join,
+    make_trajectory,
+    parse_arguments,
+)
+from dreamgym.data.ingest.json_reader import Foreign, Record
+from dreamgym.data.ingest.roundtrip_extras import KEY, TurnTexts, remainder_of, restore
+from dreamgym.data.schema import check, dump_json, shorten
+from dreamgym.errors import DataError
+from dreamgym.types import Trajectory
+
+ROLES: Mapping[str, Any] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class _Function(Foreign):
+    name: str = Field(min_length=1)
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(Foreign):
+    id: str | None = None
+    function: _Function
+
+
+class _ChatMessage(Foreign):
+    role: str
+    content: str | list[str | dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    reward: float | None = None
+
+
+class _Task(Foreign):
+    id: str | None = None
+    instruction: str | None = None
+    family: str | None = None
+
+
+class _Conversation(Foreign):
+    messages: list[Any] = Field(min_length=1)
+    id: str | int | None = None
+    task: str | _Task | None = None
+    reward: float | None = None
+    success: bool | None = None
+    model: str | None = None
+    dreamgym: dict[str, Any] | None = None
+
+
+def recognises(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("messages"), list)
+
+
+def from_record(record: Record, defaults: Defaults) -> Trajectory:
+    """The trajectory of one conversation, or `DataError` without its place."""
+    given = check(_Conversation, record.value)
+    if given.dreamgym is not None:
+        return _restore(given)
+    task = _Task(instruction=given.task) if isinstance(given.task, str) else given.task or _Task()
+    header = Header(
+        id=f"messages-{record.digest}" if given.id in (None, "") else str(given.id),
+        instruction=task.instruction,
+        task_id=task.id,
+        family=task.family,
+        policy=given.model,
+        reward=given.reward,
+        success=given.success,
+    )
+    messages = [parse_message(value, position) for position, value in enumerate(given.messages)]
+    return make_trajectory(messages, header, defaults)
+
+
+def to_record(trajectory: Trajectory) -> dict[str, Any]:
+    """One conversation: the instruction as system message, states as user, actions as assistant messages."""
+    messages: list[dict[str, Any]] = []
+    if trajectory.task.instruction:
+        messages.append({"role": "system", "content": trajectory.task.instruction})
+    messages.append({"role": "user", "content": trajectory.start.text})
+    for transition in trajectory.transitions:
+        thought = {} if transition.thought is None else {"reasoning_content": transition.thought}
+        messages.append({"role": "assistant", "content": transition.action, **thought})
+        messages.append({"role": "user", "content": transition.outcome.next_state.text})
+    return {
+        "messages": messages,
+        "id": trajectory.id,
+        "reward": trajectory.total_reward,
+        "success": trajectory.success,
+        KEY: remainder_of(trajectory),
+    }
+
+
+def parse_message(value: Any, position: int) -> Message:
+    """One message of a conversation, with its place among them for the error message."""
+    try:
+        message = check(_ChatMessage, value)
+        if message.role not in ROLES:
+            raise DataError(f"expected role to be one of {', '.join(ROLES)}, got {shorten(message.role)}")
+    except DataError as error:
+        raise DataError(f"messages.{position}: {error}") from None
+    text, thinking = _texts(message.content)
+    return Message(
+        role=ROLES[message.role],
+        text=text,
+        thought=join([message.reasoning_content or message.reasoning, thinking]) or None,
+        calls=tuple(
+            Call(
+                id=call.id or None,
+                name=call.function.name,
+                arguments=parse_arguments(call.function.arguments),
+            )
+            for call in message.tool_calls or []
+        ),
+        call_id=message.tool_call_id or None,
+        reward=message.reward,
+    )
+
+
+def _texts(content: str | list[str | dict[str, Any]] | None) -> tuple[str, str]:
+    """What the parts of a content say, and what they think; what is no text is named in brackets."""
+    if not isinstance(content, list):
+        return content or "", ""
+    said, thought = [], []
+    for part in content:
+        if isinstance(part, str):
+            said.append(part)
+        elif part.get("type") in ("thinking", "reasoning"):
+            thought.append(_text(part, "thinking", "text", "content"))
+        else:
+            said.append(_text(part, "text", "refusal", "content") or f"[{part.get('type', 'part')}]"[:40])
+    return join(said), join(thought)
+
+
+def _text(part: dict[str, Any], *keys: str) -> str:
+    return next((part[key] for key in keys if isinstance(part.get(key), str)), "")
+
+
+def _restore(given: _Conversation) -> Trajectory:
+    messages = [check(_ChatMessage, value) for value in given.messages]
+    if messages[0].role == "system":
+        messages = messages[1:]
+    roles = [message.role for message in messages]
+    if roles != ["user", *["assistant", "user"] * (len(roles) // 2)]:
+        raise DataError(
+            f"expected states and actions in turn, as user and assistant messages, got {roles[:8]!r}"
+        )
+    turns = [
+        TurnTexts(action=_whole(act), thought=act.reasoning_content, next_state=_whole(state))
+        for act, state in zip(messages[1::2], messages[2::2], strict=True)
+    ]
+    return restore(given.dreamgym, _whole(messages[0]), turns)
+
+
+def _whole(message: _ChatMessage) -> str:
+    if not isinstance(message.content, str):
+        raise DataError(f"expected the content of our own export to be text, got {shorten(message.content)}")
+    return message.content
+
+
+def dump(trajectory: Trajectory) -> str:
+    return dump_json(to_record(trajectory), what=f"trajectory {trajectory.id!r}")

@@ -1,0 +1,260 @@
+"""Explains ALFWorld transitions from the environment's own facts, so that no teacher model is needed.
+
+Knows the rules of the household domain: what each action requires, what it changes, and when a task is done.
+The notes it writes are what the experience model learns to think before it answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from dreamgym.envs.alfworld.goals import PROPERTY
+from dreamgym.types import Annotation, Change, Fact, Note, Task, Trajectory, Transition, WorldSheet
+
+AGENT = "agent1"
+REFUSAL = "Nothing happens."
+
+_ACTIONS = (
+    ("go", re.compile(r"^go to (?P<r>.+)$")),
+    ("open", re.compile(r"^open (?P<r>.+)$")),
+    ("close", re.compile(r"^close (?P<r>.+)$")),
+    ("take", re.compile(r"^take (?P<o>.+) from (?P<r>.+)$")),
+    ("move", re.compile(r"^(?:move|put) (?P<o>.+) (?:to|in/on) (?P<r>.+)$")),
+    ("heat", re.compile(r"^heat (?P<o>.+) with (?P<r>.+)$")),
+    ("cool", re.compile(r"^cool (?P<o>.+) with (?P<r>.+)$")),
+    ("clean", re.compile(r"^clean (?P<o>.+) with (?P<r>.+)$")),
+    ("slice", re.compile(r"^slice (?P<o>.+) with (?P<k>.+)$")),
+    ("use", re.compile(r"^use (?P<o>.+)$")),
+    ("examine", re.compile(r"^examine (?P<x>.+)$")),
+    ("look", re.compile(r"^look$")),
+    ("inventory", re.compile(r"^inventory$")),
+    ("help", re.compile(r"^help$")),
+)
+_MAY_FINISH = ("move", "use", "take")
+_MADE = {"heat": ("ishot", "iscool"), "cool": ("iscool", "ishot"), "clean": ("isclean", None)}
+_MADE_WITH = {
+    "heat": ("microwave", "heatable"),
+    "cool": ("fridge", "coolable"),
+    "clean": ("sinkbasin", "cleanable"),
+}
+"""The kind of place that does it, and the mark of a thing that it can be done to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """Quick questions to a set of facts."""
+
+    facts: frozenset[Fact]
+
+    def location(self) -> str:
+        return next((fact[2] for fact in self.facts if fact[:2] == ("atlocation", AGENT)), "nowhere")
+
+    def place_of(self, receptacle: str) -> str | None:
+        return next((f[2] for f in self.facts if f[:2] == ("receptacleatlocation", receptacle)), None)
+
+    def held(self) -> str | None:
+        return next((fact[2] for fact in self.facts if fact[:2] == ("holds", AGENT)), None)
+
+    def has(self, *fact: str) -> bool:
+        return fact in self.facts
+
+    def closed(self, receptacle: str) -> bool:
+        return self.has("openable", receptacle) and not self.has("opened", receptacle)
+
+
+class HouseholdAnnotator:
+    """The programmatic teacher of ALFWorld."""
+
+    name = "alfworld-rules"
+
+    async def annotate(self, trajectory: Trajectory) -> Annotation:
+        if trajectory.sheet is None:
+            raise ValueError(f"trajectory {trajectory.id!r} has no world sheet to explain it from")
+        facts = set(trajectory.sheet.facts)
+        notes = []
+        goal = _goal(trajectory.task)
+        for transition in trajectory.transitions:
+            note = explain(_World(frozenset(facts)), transition, goal)
+            facts.difference_update(note.change.ended)
+            facts.update(note.change.begun)
+            notes.append(note)
+        return Annotation(
+            plan=f"find what is needed, then {trajectory.task.instruction}",
+            success_mode=f"the task ends when this holds: {trajectory.task.instruction}",
+            failure_mode=f"the {goal.get('object_target', 'object')} is never brought where it belongs",
+            notes=tuple(notes),
+        )
+
+
+def explain(world: _World, transition: Transition, goal: Mapping[str, str]) -> Note:
+    kind, words = _parse(transition.action)
+    checked: list[str] = []
+    for check, met in _checks(world, kind, words):
+        checked.append(check)
+        if not met:
+            break
+    reasoning = " ".join(checked)
+    if transition.outcome.next_state.text == REFUSAL:
+        return Note(reasoning=f"{reasoning} not possible.".lstrip())
+    reasoning += _goal_check(world, kind, words, goal)
+    if transition.outcome.success:
+        reasoning += " the task is done."
+    elif kind in _MAY_FINISH:
+        reasoning += " the task is not done yet."
+    return Note(reasoning=reasoning, change=_change(world, kind, words))
+
+
+def current_sheet(sheet: WorldSheet, notes: tuple[Note, ...]) -> WorldSheet:
+    """A sheet after the changes of these notes."""
+    facts = list(sheet.facts)
+    for note in notes:
+        facts = [fact for fact in facts if fact not in note.change.ended] + list(note.change.begun)
+    return WorldSheet(facts=tuple(facts))
+
+
+def _parse(action: str) -> tuple[str, Mapping[str, str]]:
+    for kind, pattern in _ACTIONS:
+        found = pattern.match(action.strip())
+        if found:
+            return kind, found.groupdict()
+    return "unknown", {}
+
+
+def _change(world: _World, kind: str, words: Mapping[str, str]) -> Change:
+    thing, place = words.get("o", ""), words.get("r", "")
+    if kind == "go":
+        target = world.place_of(place) or world.location()
+        if target == world.location():
+            return Change()
+        return Change(
+            ended=(("atlocation", AGENT, world.location()),), begun=(("atlocation", AGENT, target),)
+        )
+    if kind == "open":
+        return Change(begun=(("opened", place),))
+    if kind == "close":
+        return Change(ended=(("opened", place),))
+    if kind == "take":
+        return Change(ended=(("inreceptacle", thing, place),), begun=(("holds", AGENT, thing),))
+    if kind == "move":
+        return Change(ended=(("holds", AGENT, thing),), begun=(("inreceptacle", thing, place),))
+    if kind in _MADE:
+        made, undone = _MADE[kind]
+        ended = ((undone, thing),) if undone and world.has(undone, thing) else ()
+        return Change(ended=ended, begun=((made, thing),) if not world.has(made, thing) else ())
+    if kind == "slice":
+        return Change(begun=(("issliced", thing),))
+    if kind == "use":
+        return Change(begun=(("istoggled", thing),) if not world.has("istoggled", thing) else ())
+    return Change()
+
+
+def _checks(world: _World, kind: str, words: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """What an action requires beside what there is, in order, each with whether it is met.
+
+    Both sides are written down before the verdict: a small model copies well and compares what stands close
+    together, and without this it forgives an action whose preparation was left out.
+    """
+    thing, place = words.get("o", ""), words.get("r", "")
+    if kind == "go":
+        there, here = world.place_of(place), world.location()
+        away = there not in (None, here)
+        yield f"{place} at {there or 'no place'}, agent at {here}, elsewhere: {_yes(away)}.", away
+        yield f"{place} is {'closed' if world.closed(place) else 'in view'}.", True
+    elif kind == "examine":
+        yield from _within_reach(world, words["x"])
+    elif kind == "use":
+        stands = next((f[2] for f in world.facts if f[:2] == ("inreceptacle", thing)), "no place")
+        beside = world.place_of(stands) == world.location()
+        # Not `_here`: where a thing stands that the action does not name is not told.
+        yield f"{thing} in {stands}, beside agent: {_yes(beside)}.", beside
+        switched = world.has("toggleable", thing)
+        yield f"{thing} {'can' if switched else 'cannot'} be switched.", switched
+    elif kind == "inventory":
+        yield f"in hand: {world.held() or 'nothing'}.", True
+    elif place:
+        yield _here(world, place)
+        if kind in ("open", "close"):
+            found = _door(world, place)
+            yield f"{place} is {found}.", found == ("closed" if kind == "open" else "open")
+        else:
+            yield from _handling(world, kind, thing, place)
+    elif kind == "slice":
+        yield from _within_reach(world, words["k"])
+    elif kind in ("look", "help"):
+        yield "nothing changes.", True
+
+
+def _handling(world: _World, kind: str, thing: str, place: str) -> Iterator[tuple[str, bool]]:
+    held = world.held()
+    wanted = None if kind == "take" else thing
+    yield (
+        f"hand holds {held or 'nothing'}, needs {wanted or 'nothing'}: {_yes(held == wanted)}.",
+        held == wanted,
+    )
+    if kind in ("take", "move") and world.has("openable", place):
+        yield f"{place} is {_door(world, place)}.", not world.closed(place)
+    if kind in _MADE_WITH:
+        able = world.has(_MADE_WITH[kind][1], thing) and _kind(place) == _MADE_WITH[kind][0]
+        yield f"{place} can {kind} {_kind(thing)}: {_yes(able)}.", able
+    if kind == "take":
+        lies = next((f[2] for f in world.facts if f[:2] == ("inreceptacle", thing)), "no place")
+        yield f"{thing} in {lies}, needs {place}: {_yes(lies == place)}.", lies == place
+
+
+def _door(world: _World, place: str) -> str:
+    if not world.has("openable", place):
+        return "without a door"
+    return "closed" if world.closed(place) else "open"
+
+
+def _within_reach(world: _World, name: str) -> Iterator[tuple[str, bool]]:
+    if world.place_of(name) is not None:
+        yield _here(world, name)
+    else:
+        held = world.held()
+        yield f"hand holds {held or 'nothing'}, needs {name}: {_yes(held == name)}.", held == name
+
+
+def _here(world: _World, place: str) -> tuple[str, bool]:
+    there, here = world.place_of(place), world.location()
+    return f"{place} at {there or 'no place'}, agent at {here}: {_yes(there == here)}.", there == here
+
+
+def _goal_check(world: _World, kind: str, words: Mapping[str, str], goal: Mapping[str, str]) -> str:
+    """What the task asks for beside what there is, one small question after the other."""
+    family = goal.get("task_type", "")
+    light = family == "look_at_obj_in_light"
+    wanted = goal.get("object_target", "").lower()
+    place = goal.get("toggle_target" if light else "parent_target", "").lower()
+    if kind == "use" and light:
+        held = _kind(world.held() or "nothing ")
+        return f" wanted {wanted}, in hand {held}: {_yes(held == wanted)}."
+    if kind != "move":
+        return ""
+    thing, here = words["o"], words["r"]
+    checks = [
+        f"wanted {wanted}, this is {_kind(thing)}: {_yes(_kind(thing) == wanted)}",
+        f"wanted in {place}, this is {_kind(here)}: {_yes(_kind(here) == place)}",
+    ]
+    made = PROPERTY.get(family)
+    if made is not None:
+        checks.append(f"wanted {made.removeprefix('is')}: {_yes(world.has(made, thing))}")
+    if family == "pick_two_obj_and_place":
+        there = [f[1] for f in world.facts if f[0] == "inreceptacle" and f[2] == here]
+        checks.append(f"wanted two, another there: {_yes(any(_kind(name) == wanted for name in there))}")
+    return f" {'; '.join(checks)}."
+
+
+def _yes(true: bool) -> str:
+    return "yes" if true else "no"
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(" ")[0]
+
+
+def _goal(task: Task) -> Mapping[str, str]:
+    goal = task.parameters.get("goal")
+    return {str(key): str(value) for key, value in goal.items()} if isinstance(goal, dict) else {}

@@ -1,0 +1,307 @@
+"""Explains TextWorld transitions from the hidden facts, so that no teacher model is needed.
+
+Knows the rules of the kitchen and the hunt: what an action requires, what it changes, and what it means for
+the meal. The notes it writes are what the experience model learns to think before it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dreamgym.envs.textworld.facts import (
+    CUTS,
+    HEATS,
+    KITCHEN,
+    MEAL,
+    PLAYER,
+    SHUT,
+    House,
+    parsed,
+    place_of,
+    thing_line,
+    wanted_line,
+)
+from dreamgym.envs.textworld.logic_engine import REFUSALS
+from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING
+from dreamgym.types import Annotation, Change, Fact, Note, Trajectory, Transition, WorldSheet
+
+_OPENING = {
+    "open": ("closed", "open"),
+    "close": ("open", "closed"),
+    "unlock": ("locked", "closed"),
+    "lock": ("closed", "locked"),
+}
+"""What a door or container is before and after each."""
+
+
+class TextWorldAnnotator:
+    """The programmatic teacher of TextWorld."""
+
+    name = "textworld-rules"
+
+    async def annotate(self, trajectory: Trajectory) -> Annotation:
+        if trajectory.sheet is None:
+            raise ValueError(f"trajectory {trajectory.id!r} has no world sheet to explain it from")
+        facts = set(trajectory.sheet.facts)
+        notes = []
+        for transition in trajectory.transitions:
+            note = explain(House(facts), transition)
+            facts.difference_update(note.change.ended)
+            facts.update(note.change.begun)
+            notes.append(note)
+        hunt = any(fact[0] == "wins" for fact in trajectory.sheet.facts)
+        return Annotation(
+            plan="search the house and take it"
+            if hunt
+            else "read the cookbook, gather, cook and cut as it says, prepare the meal and eat it",
+            success_mode="the thing asked for is in hand" if hunt else "the meal is eaten",
+            failure_mode="the wrong thing is taken"
+            if hunt
+            else "an ingredient is eaten, burnt, or cooked or cut in another way than the recipe's",
+            notes=tuple(notes),
+        )
+
+
+def explain(house: House, transition: Transition) -> Note:
+    kind, *names = parsed(transition.action)
+    thing, other = (house.named(name) for name in names)
+    said: list[str] = []
+    for check, met in checks(house, kind, thing, other):
+        said.append(f"{check}: {_yes(met)}")
+        if not met:
+            break
+    if transition.outcome.next_state.text in REFUSALS:
+        return Note(reasoning=". ".join([*said, "not possible"]) + ".")
+    if (kind, thing) == ("examine", "cookbook"):
+        # Quoted first: after the long opening of the book, a small model no longer finds what it is about.
+        said += [wanted_line(house, food) for food in house.recipe]
+    said += _goal_check(house, kind, thing, other)
+    if transition.outcome.success:
+        said.append("the task is done")
+    elif transition.outcome.terminated:
+        said.append("all is lost")
+    return Note(
+        reasoning=". ".join(said or ["nothing changes"]) + ".", change=changes(house, kind, thing, other)
+    )
+
+
+def current_sheet(sheet: WorldSheet, notes: tuple[Note, ...]) -> WorldSheet:
+    """A sheet after the changes of these notes."""
+    facts = list(sheet.facts)
+    for note in notes:
+        facts = [fact for fact in facts if fact not in note.change.ended] + list(note.change.begun)
+    return WorldSheet(facts=tuple(facts))
+
+
+def changes(house: House, kind: str, thing: str, other: str) -> Change:
+    """What an action alters, if nothing stands in its way."""
+    carried: Fact = ("in", thing, PLAYER)
+    if kind == "go":
+        there = next((room for way, room, _ in house.exits(house.room) if way == thing), house.room)
+        return Change(ended=(("at", PLAYER, house.room),), begun=(("at", PLAYER, there),))
+    if kind in _OPENING:
+        before, after = _OPENING[kind]
+        return Change(ended=((before, thing),), begun=((after, thing),))
+    if kind == "take":
+        how, where = house.place.get(thing, ("at", "nowhere"))
+        return Change(ended=((how, thing, where),), begun=(carried,))
+    laid = {"drop": ("at", thing, house.room), "put": ("on", thing, other), "insert": ("in", thing, other)}
+    if kind in laid:
+        return Change(ended=(carried,), begun=(laid[kind],))
+    if kind in ("eat", "drink"):
+        able = "edible" if kind == "eat" else "drinkable"
+        return Change(ended=(carried, (able, thing)), begun=(("consumed", thing),))
+    if kind == "cook":
+        return _cooked(house, thing, HEATS.get(other, "fried"))
+    if kind in CUTS:
+        return Change(ended=(("uncut", thing),), begun=((CUTS[kind], thing),))
+    return _prepared(house) if kind == "prepare" else Change()
+
+
+def _prepared(house: House) -> Change:
+    meal = (("in", MEAL, PLAYER), ("edible", MEAL), ("raw", MEAL))
+    return Change(
+        ended=tuple(("in", food, PLAYER) for food in house.recipe),
+        begun=(*meal, *(("used", food) for food in house.recipe)),
+    )
+
+
+def _cooked(house: House, thing: str, made: str) -> Change:
+    marks = house.marks[thing]
+    if "needs_cooking" in marks:
+        return Change(
+            ended=(("needs_cooking", thing), ("inedible", thing)),
+            begun=((made, thing), ("edible", thing), ("cooked", thing)),
+        )
+    if "raw" in marks:
+        return Change(ended=(("raw", thing),), begun=((made, thing), ("cooked", thing)))
+    return Change(
+        ended=(("cooked", thing), ("edible", thing)), begun=(("burned", thing), ("inedible", thing))
+    )
+
+
+def checks(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    """What an action requires beside what there is, in order, each with whether it is met.
+
+    Both sides are written down before the verdict, which `explain` adds: a small model copies well, compares
+    what stands close together, and forgives what it was never made to decide.
+    """
+    if kind == "unknown":
+        yield "no such action", False
+    elif kind == "go":
+        yield from _way(house, thing)
+    elif kind == "look":
+        yield f"player in {house.room}", True
+    elif kind == "inventory":
+        # Not how many: a model that is taught to copy numbers never learns to count.
+        yield f"player carries {'something' if house.held(PLAYER) else 'nothing'}", True
+    elif kind == "prepare":
+        yield from _meal(house)
+    elif kind in ("open", "close", "unlock", "lock"):
+        yield from _opening(house, kind, thing, other)
+    elif kind in ("take", "examine"):
+        yield from _reach(house, thing)
+        if house.ways_to(thing) and (kind == "take" or house.recipe):
+            yield f"{thing} is a door", False  # which can only be looked at in the hunt's rules
+        elif kind == "take":
+            yield from _taking(house, thing, other)
+    else:
+        yield _carried(house, thing)
+        yield from _use(house, kind, thing, other)
+
+
+def _way(house: House, way: str) -> Iterator[tuple[str, bool]]:
+    found = next((each for each in house.exits(house.room) if each[0] == way), None)
+    yield f"{way} of {house.room} is {found[1] if found else 'nothing'}", found is not None
+    door = found[2] if found else None
+    if door is not None:
+        yield _stated(house, door, "open")
+
+
+def _meal(house: House) -> Iterator[tuple[str, bool]]:
+    if not house.recipe:
+        yield "no recipe", False
+        return
+    yield _compared("needs", KITCHEN, house.room)
+    for food in house.recipe:
+        yield _carried(house, food)
+        told = f"{wanted_line(house, food)}; "
+        for name, group, none in (("cooking", COOKING, "raw"), ("cutting", CUTTING, "uncut")):
+            asked = " and ".join(sorted(house.recipe[food] & group)) or none
+            there = " and ".join(sorted(house.marks[food] & group)) or none
+            yield _compared(f"{told}{name}", there, asked)
+            told = ""
+
+
+def _opening(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    yield from _reach(house, thing)
+    yield _stated(house, thing, _OPENING[kind][0])
+    if other:
+        yield _carried(house, other)
+        fits = next((fact[2] for fact in sorted(house.facts) if fact[:2] == ("match", other)), "nothing")
+        yield _compared("fits", fits, thing)
+    elif kind == "open" and "fixed" in house.marks[thing]:
+        yield f"holds {'something' if house.held(thing) else 'nothing'}", True
+
+
+def _taking(house: House, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    if "fixed" in house.marks[thing]:
+        yield f"{thing} is fixed", False
+    asked, where = other or house.room, house.place.get(thing, ("at", "nowhere"))[1]
+    yield _compared("asked from", asked, where)
+
+
+def _use(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    """What is done with a thing in hand."""
+    marks, tool = house.marks[thing], house.marks[other]
+    if kind in ("eat", "drink"):
+        able = "edible" if kind == "eat" else "drinkable"
+        yield _stated(house, thing, able)
+    elif kind in CUTS:
+        yield _stated(house, thing, "uncut")
+        yield _carried(house, other)
+        yield f"{other} {'sharp' if 'sharp' in tool else 'blunt'}", "sharp" in tool
+    elif other:
+        yield from _reach(house, other)
+        if kind == "cook":
+            heated = "raw" if marks & {"raw", "needs_cooking"} else "cooked" if "cooked" in marks else ""
+            yield (
+                f"{thing} {heated or 'is not for cooking'}",
+                heated == "raw" or {"cooked", "edible"} <= marks,
+            )
+            yield f"{other} makes it {_made(house, thing, other)}", other in HEATS
+        else:
+            opens = sorted(tool & {"open", *SHUT}) or ["a place" if "fixed" in tool else "no place"]
+            yield f"{other} is {opens[0]}", opens[0] == ("open" if kind == "insert" else "a place")
+
+
+def _reach(house: House, thing: str) -> Iterator[tuple[str, bool]]:
+    places = [where for _, where in house.chain(thing)]
+    if house.ways_to(thing) or not places or places[-1] == PLAYER:
+        yield f"{thing} {_place(house, thing)}, player in {house.room}", house.within_reach(thing)
+        return
+    yield _compared(f"{thing} {_place(house, thing)}", places[-1], house.room)
+    shut = next((where for where in places if house.marks[where] & SHUT), None)
+    if shut is not None:
+        yield f"{shut} closed", False
+
+
+def _carried(house: House, thing: str) -> tuple[str, bool]:
+    """All that was told of it first, word for word, which is easy; what follows is then near by."""
+    return _compared(f"{thing_line(house, thing)}; {thing}", _place(house, thing), "carried")
+
+
+def _place(house: House, thing: str) -> str:
+    """Where a thing is, as it is told before the action."""
+    return place_of(house, thing) or "nowhere"
+
+
+def _stated(house: House, thing: str, needed: str) -> tuple[str, bool]:
+    groups = (
+        ("open", "closed", "locked"),
+        ("edible", "inedible", "drinkable"),
+        ("uncut", *sorted(CUTTING)),
+    )
+    asked = next(group for group in groups if needed in group)
+    told = [mark for mark in asked if mark in house.marks[thing]]
+    return _compared(f"{thing} is", " and ".join(told) or "neither", needed)
+
+
+def _compared(lead: str, left: str, right: str) -> tuple[str, bool]:
+    """What is there beside what is needed, so that anybody can see whether they are the same."""
+    return _comparison(lead, left, right), left == right
+
+
+def _comparison(lead: str, left: str, right: str) -> str:
+    """In the form whose verdict is checked when a model thinks so (`experience.comparisons`)."""
+    return f"{lead}, {left} = {right}"
+
+
+def _made(house: House, thing: str, heater: str) -> str:
+    raw = house.marks[thing] & {"raw", "needs_cooking"}
+    return HEATS.get(heater, "nothing") if raw else "burned"
+
+
+def _goal_check(house: House, kind: str, thing: str, other: str) -> Iterator[str]:
+    """What the recipe asks for beside what is made, one small question after the other."""
+    if kind == "take":
+        yield from (
+            f"{_comparison(fact[0], fact[1], thing)}: {_yes(fact[1] == thing)}"
+            for fact in sorted(house.facts)
+            if fact[0] in ("wins", "loses")
+        )
+    if kind not in ("cook", "eat", "drink", *CUTS) or thing == MEAL:
+        return
+    wanted = house.recipe.get(thing)
+    if wanted is None:
+        yield f"recipe {thing} no"
+    elif kind in ("eat", "drink"):
+        yield f"recipe {thing} yes"
+    else:
+        group, made = (CUTTING, CUTS[kind]) if kind in CUTS else (COOKING, _made(house, thing, other))
+        asked = " and ".join(sorted(wanted & group)) or "none"
+        yield f"{_comparison(f'recipe {thing}', asked, made)}: {_yes(made == asked)}"
+
+
+def _yes(true: bool) -> str:
+    return "yes" if true else "no"

@@ -1,0 +1,263 @@
+"""Reads the world sheet of a TextWorld game: questions to its facts, and the lines that an action needs.
+
+An experience model is told little and near: of a walk the room that it leads to, of a thing where it is and
+in which condition, of a meal what the recipe wants beside what there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING
+from dreamgym.types import Fact, WorldSheet
+
+PLAYER, MEAL, KITCHEN = "player", "meal", "kitchen"
+HEATS: Mapping[str, str] = {"stove": "fried", "oven": "roasted", "BBQ": "grilled"}
+"""What becomes of food on each of these."""
+CUTS: Mapping[str, str] = {"slice": "sliced", "dice": "diced", "chop": "chopped"}
+SHUT = frozenset({"closed", "locked"})
+ROOMS = frozenset({
+    "backyard", "bathroom", "bedroom", "corridor", "driveway", "garden", "kitchen", "livingroom", "pantry",
+    "shed", "street", "supermarket",
+})  # fmt: skip
+FURNITURE = frozenset({"bed", "bench", "counter", "shelf", "showcase", "sofa", "table", "toilet"})
+"""On which things lie. These and rooms could stand for one another. Ways and foods could, too, but then long
+lists are learnt later, and a dream that shows a wrong way out or a wrong recipe unteaches reading."""
+OPPOSITE = {"north": "south", "south": "north", "west": "east", "east": "west"}
+
+_ACTIONS = (
+    ("go", re.compile(r"^go (?P<x>north|south|east|west)$")),
+    ("look", re.compile(r"^look$")),
+    ("inventory", re.compile(r"^inventory$")),
+    ("prepare", re.compile(r"^prepare meal$")),
+    ("examine", re.compile(r"^examine (?P<x>.+)$")),
+    ("open", re.compile(r"^open (?P<x>.+)$")),
+    ("close", re.compile(r"^close (?P<x>.+)$")),
+    ("unlock", re.compile(r"^unlock (?P<x>.+) with (?P<y>.+)$")),
+    ("lock", re.compile(r"^lock (?P<x>.+) with (?P<y>.+)$")),
+    ("take", re.compile(r"^take (?P<x>.+?) from (?P<y>.+)$")),
+    ("take", re.compile(r"^take (?P<x>.+)$")),
+    ("drop", re.compile(r"^drop (?P<x>.+)$")),
+    ("put", re.compile(r"^put (?P<x>.+?) on (?P<y>.+)$")),
+    ("insert", re.compile(r"^insert (?P<x>.+?) into (?P<y>.+)$")),
+    ("cook", re.compile(r"^cook (?P<x>.+?) with (?P<y>.+)$")),
+    *((verb, re.compile(rf"^{verb} (?P<x>.+?) with (?P<y>.+)$")) for verb in CUTS),
+    ("eat", re.compile(r"^eat (?P<x>.+)$")),
+    ("drink", re.compile(r"^drink (?P<x>.+)$")),
+)
+_SEEN = ("needs_cooking", "raw", "uncut", "cooked", "edible", "inedible", "drinkable", "sharp", "fixed")
+
+
+class House:
+    """The facts of one moment, arranged for questions."""
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        self.facts = frozenset(facts)
+        self.marks: dict[str, set[str]] = defaultdict(set)
+        self.place: dict[str, tuple[str, str]] = {}
+        """How and where a thing is: ``("on", "counter")``."""
+        self._held: dict[str, list[str]] = defaultdict(list)
+        self._ways: dict[str, dict[str, str]] = defaultdict(dict)
+        self._doors: dict[frozenset[str], str] = {}
+        self._names: dict[str, str] = {}
+        recipe: dict[str, set[str]] = defaultdict(set)
+        for fact in self.facts:
+            self._names |= {name.lower(): name for name in fact[1:]}
+            match fact:
+                case (mark, thing):
+                    self.marks[thing].add(mark)
+                case ("at" | "in" | "on" as how, thing, where):
+                    self.place[thing] = (how, where)
+                    self._held[where].append(thing)
+                case ("recipe", food, wanted):
+                    recipe[food].add(wanted)
+                case ("north_of" | "west_of" as relation, there, here):
+                    way = relation.removesuffix("_of")
+                    self._ways[here][way] = there
+                    self._ways[there][OPPOSITE[way]] = here
+                case ("link", door, one, other):
+                    self._doors[frozenset((one, other))] = door
+        self.recipe = {food: recipe[food] - {"as it is"} for food in sorted(recipe)}
+        """What must be made of each food."""
+        self.room = self.place.get(PLAYER, ("at", "nowhere"))[1]
+
+    def named(self, words: str) -> str:
+        """The name as the facts write it; what they do not know stays as it is."""
+        return self._names.get(words.lower(), words)
+
+    def has(self, *fact: str) -> bool:
+        return fact in self.facts
+
+    def held(self, holder: str) -> list[str]:
+        return sorted(thing for thing in self._held[holder] if thing != PLAYER)
+
+    def carried(self, thing: str) -> bool:
+        return self.place.get(thing) == ("in", PLAYER)
+
+    def exits(self, room: str) -> list[tuple[str, str, str | None]]:
+        """(direction, room, door) in the order they are told."""
+        return [
+            (way, there, self._doors.get(frozenset((room, there))))
+            for way, there in sorted(self._ways[room].items())
+        ]
+
+    def doors(self, room: str) -> list[str]:
+        return [door for _, _, door in self.exits(room) if door is not None]
+
+    def ways_to(self, door: str) -> set[str]:
+        """The rooms that a door joins."""
+        return {room for rooms, known in self._doors.items() if known == door for room in rooms}
+
+    def chain(self, thing: str) -> list[tuple[str, str]]:
+        """Where a thing is, where that is, and so on up to a room or the player; nothing for what is nowhere.
+
+        A sheet that a model has muddled may go in circles; then the chain ends.
+        """
+        found: list[tuple[str, str]] = []
+        if thing == PLAYER:
+            return found
+        while (step := self.place.get(thing)) is not None and step not in found:
+            found.append(step)
+            thing = step[1]
+            if thing == PLAYER:
+                break
+        return found
+
+    def within_reach(self, thing: str) -> bool:
+        """In hand, in this room, or a door of it; not in something shut."""
+        if thing in self.doors(self.room):
+            return True
+        places = [where for _, where in self.chain(thing)]
+        return (
+            bool(places)
+            and places[-1] in (self.room, PLAYER)
+            and not any(self.marks[where] & SHUT for where in places)
+        )
+
+    def condition(self, thing: str) -> list[str]:
+        """The marks that one can see, as they are said."""
+        marks = self.marks[thing]
+        told: list[str] = [mark for mark in ("open", "closed", "locked") if mark in marks]
+        told += sorted(marks & CUTTING)
+        heated = marks & {"burned"} or marks & COOKING or ({"raw"} if "needs_cooking" in marks else set())
+        return told + sorted(heated)
+
+
+def parsed(action: str) -> tuple[str, str, str]:
+    """(kind, first name, second name) of an action; ``unknown`` for what is none.
+
+    >>> parsed("take red apple from counter"), parsed("dance")
+    (('take', 'red apple', 'counter'), ('unknown', '', ''))
+    """
+    words = " ".join(action.split())
+    for kind, pattern in _ACTIONS:
+        found = pattern.match(words)
+        if found:
+            names = found.groupdict()
+            return kind, names.get("x", ""), names.get("y", "")
+    return "unknown", "", ""
+
+
+def facts_for(sheet: WorldSheet, action: str) -> list[str]:
+    """What an experience model is told of a sheet before an action; ``start`` for the first state."""
+    house = House(sheet.facts)
+    kind, *names = parsed(action)
+    lines: list[str] = []
+    if kind == "go":
+        there = next((room for way, room, _ in house.exits(house.room) if way == names[0]), None)
+        lines += [*_room(house, there)] if there is not None else []
+        lines.append(_ways(house, house.room))
+    elif kind == "look" or action == "start":
+        lines += _room(house, house.room)
+    elif kind == "inventory":
+        lines.append(_listing(house, "player carries", PLAYER))
+    elif kind == "prepare":
+        lines += [
+            line for food in house.recipe for line in (thing_line(house, food), wanted_line(house, food))
+        ]
+    else:
+        lines += _named(house, kind, [house.named(name) for name in names if name])
+    return [*lines, f"player: in {house.room}"]
+
+
+def _named(house: House, kind: str, names: list[str]) -> Iterator[str]:
+    for name in reversed(names):
+        yield thing_line(house, name)
+        if "fixed" in house.marks[name] and kind in ("open", "examine"):
+            yield _listing(house, f"held by {name}", name)
+    if kind in ("cook", "eat", "drink", *CUTS):
+        yield wanted_line(house, names[0])
+    if kind == "examine" and names == ["cookbook"]:
+        yield from (wanted_line(house, food) for food in house.recipe)
+    if kind in ("take", "unlock", "lock"):
+        yield from (" ".join(fact) for fact in sorted(house.facts) if _decides(fact, names))
+
+
+def _decides(fact: Fact, names: list[str]) -> bool:
+    return fact[0] in ("wins", "loses") or (fact[0] == "match" and len(fact) > 1 and fact[1] in names)
+
+
+def _room(house: House, room: str) -> Iterator[str]:
+    here = house.held(room)
+    furniture = [thing for thing in here if "fixed" in house.marks[thing]]
+    yield _ways(house, room)
+    floor = [thing for thing in here if thing not in furniture]
+    if floor:
+        yield f"on the floor: {_list(house, floor)}"
+    for thing in reversed(furniture):
+        if house.held(thing) and not house.marks[thing] & SHUT:
+            yield _listing(house, f"held by {thing}", thing)
+    yield f"{room}: {_list(house, furniture) or 'bare'}"
+
+
+def _ways(house: House, room: str) -> str:
+    told = []
+    for way, there, door in house.exits(room):
+        through = f" by {_conditioned(house, door)}" if door is not None else ""
+        told.append(f"{way} {there}{through}")
+    return f"ways of {room}: {', '.join(told) or 'none'}"
+
+
+def place_of(house: House, name: str) -> str:
+    """Where a thing is, all the way up to its room; nothing for what is nowhere.
+
+    >>> place_of(House([("on", "egg", "table"), ("at", "table", "kitchen")]), "egg")
+    'on table in kitchen'
+    """
+    rooms = house.ways_to(name)
+    if rooms:
+        return f"door of {' and '.join(sorted(rooms))}"
+    return " ".join(
+        "carried" if where == PLAYER else f"{'in' if how == 'at' else how} {_shut(house, where)}{where}"
+        for how, where in house.chain(name)
+    )
+
+
+def thing_line(house: House, name: str) -> str:
+    marks = [*house.condition(name), *(mark for mark in _SEEN if mark in house.marks[name])]
+    return f"{name}: {', '.join([place_of(house, name) or 'nowhere', *dict.fromkeys(marks)])}"
+
+
+def _shut(house: House, name: str) -> str:
+    return "closed " if house.marks[name] & SHUT else ""
+
+
+def wanted_line(house: House, food: str) -> str:
+    wanted = house.recipe.get(food)
+    if wanted is None:
+        return f"recipe {food}: no"
+    return f"recipe {food}: {', '.join([*sorted(wanted & CUTTING), *sorted(wanted & COOKING)]) or 'as it is'}"
+
+
+def _listing(house: House, lead: str, holder: str) -> str:
+    return f"{lead}: {_list(house, house.held(holder)) or 'nothing'}"
+
+
+def _list(house: House, things: Iterable[str]) -> str:
+    return ", ".join(_conditioned(house, thing) for thing in things)
+
+
+def _conditioned(house: House, thing: str) -> str:
+    return " ".join([*house.condition(thing), thing])

@@ -1,0 +1,1 @@
+"""Measures policies and experience models against the real environment."""

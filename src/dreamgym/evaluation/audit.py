@@ -1,0 +1,103 @@
+"""What a policy did in the dream, done again in reality: what the dream forgives, and practice exploits.
+
+Fidelity on recorded actions says how well a dream answers what experts and random players do. A policy that
+practises tries other things, and finds whatever the dream lets pass. So its own imagined episodes are the
+ones to check.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dreamgym.evaluation.async_map import OnCount
+from dreamgym.evaluation.closed_loop import ActionList, Replay, replay_in_reality
+from dreamgym.evaluation.statistics import Estimate, share_of_episodes
+from dreamgym.protocols import EnvironmentFactory
+from dreamgym.types import Trajectory
+
+_EXAMPLES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """The first step of an episode at which the dream said something else than reality."""
+
+    action: str
+    dreamt: str
+    real: str
+    success: bool
+    """Of the imagined episode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    episodes: int
+    """Replayed."""
+    left_out: int
+    """Imagined in a world that reality does not have (another first state, no such task), or broken there."""
+    successes: Estimate
+    """Of the episodes that succeed in the dream, those that succeed in reality, too."""
+    faithful: Estimate
+    """Of all episodes, those whose every state is the real one."""
+    by_verb: dict[str, int]
+    """First departures by the first word of the action, most frequent first."""
+    departures: tuple[Departure, ...]
+    """Examples."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "episodes": self.episodes,
+            "left_out": self.left_out,
+            "successes": self.successes.to_dict(),
+            "faithful": self.faithful.to_dict(),
+            "by_verb": self.by_verb,
+            "departures": [
+                {"action": each.action, "dreamt": each.dreamt, "real": each.real, "success": each.success}
+                for each in self.departures
+            ],
+        }
+
+
+async def audit(
+    factory: EnvironmentFactory,
+    imagined: Sequence[Trajectory],
+    *,
+    in_flight: int = 8,
+    on_count: OnCount | None = None,
+) -> Audit:
+    """Replay imagined trajectories in the real environment."""
+    known = [each for each in imagined if not each.task.id.startswith("generated/")]
+    replays = await replay_in_reality(
+        factory, [ActionList.of(each) for each in known], in_flight=in_flight, on_count=on_count
+    )
+    pairs = [
+        (dream, real)
+        for dream, real in zip(known, replays, strict=True)
+        if real.failure is None and real.start is not None and real.start.text == dream.start.text
+    ]
+    parted = [departure for dream, real in pairs if (departure := _departure(dream, real)) is not None]
+    verbs = Counter(each.action.partition(" ")[0] for each in parted)
+    return Audit(
+        episodes=len(pairs),
+        left_out=len(imagined) - len(pairs),
+        successes=share_of_episodes(real.success for dream, real in pairs if dream.success),
+        faithful=share_of_episodes(_departure(dream, real) is None for dream, real in pairs),
+        by_verb=dict(verbs.most_common()),
+        departures=tuple(sorted(parted, key=lambda each: not each.success)[:_EXAMPLES]),
+    )
+
+
+def _departure(dream: Trajectory, real: Replay) -> Departure | None:
+    for number, turn in enumerate(dream.transitions):
+        told = real.outcomes[number].next_state.text if number < len(real.outcomes) else "(over)"
+        if told != turn.outcome.next_state.text:
+            return Departure(
+                action=turn.action,
+                dreamt=turn.outcome.next_state.text,
+                real=told,
+                success=dream.success,
+            )
+    return None

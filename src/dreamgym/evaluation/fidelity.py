@@ -1,0 +1,254 @@
+"""Measures an experience model against reality, and tells it as a table, a plot and JSON.
+
+    real trajectories ─┬─ step by step, true past ──▶ StepFidelity ──▶ Theorem 1
+                       └─ their actions in the dream ─┬─▶ drift, real → dream, replay spread
+                          (and near misses of them)   └─ successes in reality ──▶ dream → real (WM2Real)
+
+What each number means stands in ``docs/guides/fidelity.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any, TypeAlias
+
+from dreamgym.evaluation.async_map import OnCount
+from dreamgym.evaluation.closed_loop import (
+    ActionList,
+    DriftPoint,
+    ReplaySpread,
+    Transfer,
+    arrived,
+    dream_successes,
+    drift_by_step,
+    near_miss,
+    real_to_dream,
+    replay_in_dream,
+    replay_in_reality,
+    replay_spread,
+)
+from dreamgym.evaluation.one_step import StepFidelity, measure_steps
+from dreamgym.evaluation.rubrics import Judged, judge_trajectories
+from dreamgym.evaluation.statistics import Estimate, Theorem1, theorem1
+from dreamgym.experience.rubric_judge import RubricJudge
+from dreamgym.protocols import EnvironmentFactory, ExperienceModel, Teacher
+from dreamgym.types import Trajectory
+
+OnStage: TypeAlias = Callable[[str, int, int], None]
+"""Takes the name of a stage, how many of its predictions or episodes are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FidelitySettings:
+    """How much is measured, and how much of it at once."""
+
+    gamma: float = 0.99
+    repeats: int = 2
+    """Dreams of one action list for the replay spread."""
+    near_misses: bool = True
+    """Whether lists with one action left out are tried for dream → real, beside the recorded ones."""
+    in_flight: int = 64
+    engines: int = 8
+    """Real episodes at once."""
+    seed: int = 0
+    """Chooses the action that each near miss leaves out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """All that was measured of one experience model."""
+
+    experience_model: str
+    episodes: int
+    steps: StepFidelity
+    drift: tuple[DriftPoint, ...]
+    real_to_dream: Transfer
+    dream_to_real: Transfer | None
+    """None where no real environment was at hand. Near misses are among them."""
+    near_misses: Transfer | None
+    """The near misses alone: of those that succeed in the dream, how many do in reality."""
+    replay_spread: ReplaySpread
+    theorem: Theorem1 | None
+    """None where nothing was answered."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """What could not be measured, by the name of its field, and why."""
+    judged: Judged | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "steps": self.steps.to_dict(),
+            "theorem": self.theorem.to_dict() if self.theorem else None,
+        }
+
+
+async def measure_fidelity(
+    experience_model: ExperienceModel,
+    teacher: Teacher,
+    trajectories: Sequence[Trajectory],
+    *,
+    factory: EnvironmentFactory | None = None,
+    judge: RubricJudge | None = None,
+    settings: FidelitySettings | None = None,
+    on_stage: OnStage | None = None,
+) -> Fidelity:
+    """Every number. `trajectories` are real and of tasks the model never learnt from.
+
+    Args:
+        judge: scores the dreams of their actions by the paper's rubrics, if given.
+        on_stage: told how far each stage has come.
+    """
+    settings = settings or FidelitySettings()
+
+    def counter(stage: str) -> OnCount | None:
+        return functools.partial(on_stage, stage) if on_stage is not None else None
+
+    at_once = settings.in_flight
+    steps = await measure_steps(
+        experience_model, teacher, trajectories, in_flight=at_once, on_count=counter("single steps")
+    )
+    lists = [ActionList.of(trajectory) for trajectory in trajectories]
+    missed: list[ActionList] = []
+    if factory is not None and settings.near_misses:
+        missed = [near_miss(ActionList.of(each), seed=settings.seed) for each in trajectories if each.success]
+    played = await replay_in_dream(
+        experience_model, [*lists * settings.repeats, *missed], in_flight=at_once, on_count=counter("dreams")
+    )
+    repeated, tried = played[: len(lists) * settings.repeats], played[len(lists) * settings.repeats :]
+    dreams = repeated[: len(lists)]
+    back: Transfer | None = None
+    back_from_near: Transfer | None = None
+    if factory is not None:
+        promising = dream_successes([*dreams, *tried])
+        replays = await replay_in_reality(
+            factory, promising, in_flight=settings.engines, on_count=counter("in reality")
+        )
+        back = arrived(replays)
+        if missed:
+            back_from_near = arrived(replays[len(dream_successes(dreams)) :])
+    return Fidelity(
+        experience_model=experience_model.name,
+        episodes=len(trajectories),
+        steps=steps,
+        drift=drift_by_step(trajectories, dreams),
+        real_to_dream=real_to_dream(trajectories, dreams),
+        dream_to_real=back,
+        near_misses=back_from_near,
+        replay_spread=replay_spread(repeated, repeats=settings.repeats),
+        theorem=_theorem(steps, settings.gamma),
+        judged=None if judge is None else await judge_trajectories(judge, [d.trajectory for d in dreams]),
+        left_out=_left_out(steps, factory),
+    )
+
+
+def _left_out(steps: StepFidelity, factory: EnvironmentFactory | None) -> dict[str, str]:
+    found = {}
+    if steps.predictions and not steps.object_f1.count:
+        found["object_f1"] = "no world sheet names anything"
+    if factory is None:
+        found["dream_to_real"] = "the real environment was not at hand"
+    return found
+
+
+def _theorem(steps: StepFidelity, gamma: float) -> Theorem1 | None:
+    reward, transition = steps.reward_error.value, steps.transition_error.value
+    return None if reward is None or transition is None else theorem1(reward, transition, gamma=gamma)
+
+
+def markdown_table(fidelity: Fidelity) -> str:
+    """The numbers as one Markdown table: what, value with its 95% interval, and how many it rests on."""
+    rows = [("measure", "value [95% interval]", "n"), ("---", "---", "---:"), *_rows(fidelity)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def _rows(fidelity: Fidelity) -> Iterator[tuple[str, str, str]]:
+    steps = fidelity.steps
+
+    def row(what: str, estimate: Estimate) -> tuple[str, str, str]:
+        return (what, str(estimate), str(estimate.count))
+
+    yield row("next state exact", steps.next_state_exact)
+    if "object_f1" in fidelity.left_out:
+        yield ("objects, set-F1", f"left out: {fidelity.left_out['object_f1']}", "0")
+    else:
+        yield row("objects, set-F1", steps.object_f1)
+    for name, found in (("terminated", steps.terminated), ("success", steps.success)):
+        yield row(f"{name}: agreement", found.agreement)
+        yield row(f"{name}: precision", found.precision)
+        yield row(f"{name}: recall", found.recall)
+    yield row("hallucinated objects per state", steps.hallucinated_objects)
+    failed = ", ".join(f"{kind} {count}" for kind, count in steps.failures.items())
+    yield ("failed predictions", failed or "none", str(steps.predictions))
+    count = str(steps.calibration.count)
+    yield ("confidence: calibration error", _number(steps.calibration.error), count)
+    yield ("confidence: AUROC", _number(steps.calibration.auroc), count)
+    yield row("real → dream", fidelity.real_to_dream.share)
+    if fidelity.dream_to_real is not None:
+        yield row("dream → real (WM2Real)", fidelity.dream_to_real.share)
+        if fidelity.near_misses is not None:
+            yield row("– of these, near misses", fidelity.near_misses.share)
+    elif "dream_to_real" in fidelity.left_out:
+        yield ("dream → real (WM2Real)", f"left out: {fidelity.left_out['dream_to_real']}", "0")
+    spread = fidelity.replay_spread
+    yield ("replay spread", _number(spread.mean_deviation), str(spread.all_equal.count))
+    yield row("replays alike in every state", spread.all_equal)
+    yield row("ε_R, mean", steps.reward_error)
+    yield ("ε_R, largest", _number(steps.largest_reward_error), str(steps.reward_error.count))
+    yield row("ε_P, share of wrong next states", steps.transition_error)
+    if fidelity.theorem is not None:
+        bound = f"{fidelity.theorem.return_gap:.3f}{' (vacuous)' if fidelity.theorem.vacuous else ''}"
+        yield (f"Lemma 1: largest return gap at γ = {fidelity.theorem.gamma:g}", bound, "")
+    if fidelity.judged is not None:
+        for name, estimate in fidelity.judged.scores.items():
+            yield row(f"{name} (0–2, judge {fidelity.judged.judge})", estimate)
+    yield ("predictions per second", _number(steps.predictions_per_second), str(steps.predictions))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+_WIDTH, _HEIGHT, _MARGIN = 640, 320, 44
+
+
+def drift_svg(points: Sequence[DriftPoint], *, title: str = "Drift by step") -> str:
+    """A self-contained SVG of `drift_by_step`; the band is the interval of the unbroken share."""
+    last = max((point.step for point in points), default=0)
+
+    def at(step: int, share: float | None) -> str:
+        x = _MARGIN + step / max(last, 1) * (_WIDTH - 2 * _MARGIN)
+        y = _HEIGHT - _MARGIN - (share or 0.0) * (_HEIGHT - 2 * _MARGIN)
+        return f"{x:.1f},{y:.1f}"
+
+    band = [at(point.step, point.unbroken.high) for point in points]
+    band += [at(point.step, point.unbroken.low) for point in reversed(points)]
+    unbroken = " ".join(at(point.step, point.unbroken.value) for point in points)
+    exact = " ".join(at(point.step, point.exact.value) for point in points)
+    bottom, right = _HEIGHT - _MARGIN, _WIDTH - _MARGIN
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
+        f' font-family="sans-serif" font-size="12"><title>{escape(title)}</title>',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        f'<text x="{_WIDTH / 2}" y="20" text-anchor="middle">{escape(title)}</text>',
+        *_grid(bottom, right),
+        f'<polygon points="{" ".join(band)}" fill="#1f77b4" opacity="0.2"/>',
+        f'<polyline points="{unbroken}" fill="none" stroke="#1f77b4" stroke-width="2"/>',
+        f'<polyline points="{exact}" fill="none" stroke="#d62728" stroke-width="2" stroke-dasharray="5 3"/>',
+        f'<text x="{_MARGIN}" y="{bottom + 16}" text-anchor="middle">0</text>',
+        f'<text x="{right}" y="{bottom + 16}" text-anchor="middle">{last}</text>',
+        f'<text x="{_WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">actions</text>',
+        f'<text x="{_MARGIN + 8}" y="{bottom - 22}" fill="#1f77b4">every state so far exact</text>',
+        f'<text x="{_MARGIN + 8}" y="{bottom - 8}" fill="#d62728">this state exact</text>',
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _grid(bottom: int, right: int) -> Iterator[str]:
+    for percent in (0, 25, 50, 75, 100):
+        y = bottom - percent / 100 * (_HEIGHT - 2 * _MARGIN)
+        yield f'<line x1="{_MARGIN}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
+        yield f'<text x="{_MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{percent}%</text>'

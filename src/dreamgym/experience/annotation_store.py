@@ -1,0 +1,191 @@
+"""Annotations on disk: one durable line per trajectory and teacher, so that no explanation is paid for twice.
+
+What `append` returned from is on disk; a tail torn by a crash was never acknowledged and is cut off when the
+folder is opened again. The newest line of a trajectory counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dreamgym.errors import DataError, StoreError
+from dreamgym.types import Annotation, Change, Note, Trajectory
+
+FILE = "annotations.jsonl"
+
+
+class _NoteRow(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    reasoning: str
+    ended: list[list[str]] = Field(default_factory=list)
+    begun: list[list[str]] = Field(default_factory=list)
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    schema_version: int = Field(ge=1, le=1)
+    trajectory: str
+    teacher: str
+    plan: str
+    success_mode: str
+    failure_mode: str
+    notes: list[_NoteRow]
+
+
+class RecordedAnnotator:
+    """Tells again what a teacher of this name once wrote down.
+
+    Raises:
+        DataError: the folder holds no annotations, or a damaged row.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self._path = folder / FILE
+        if not self._path.is_file():
+            raise DataError(f"{self._path}: expected annotations, found nothing; annotate first")
+        rows, _ = _read(self._path)
+        self._annotations = {
+            trajectory: row for (trajectory, teacher), row in rows.items() if teacher == name
+        }
+
+    def __contains__(self, trajectory: Trajectory) -> bool:
+        return _fits(self._annotations.get(trajectory.id), trajectory)
+
+    async def annotate(self, trajectory: Trajectory) -> Annotation:
+        if trajectory not in self:
+            raise DataError(
+                f"{self._path}: expected an annotation of {trajectory.id!r} with {len(trajectory)} notes by "
+                f"{self.name!r}, found none; annotate it, or leave the trajectory out"
+            )
+        return self._annotations[trajectory.id]
+
+
+def recorded_annotators(folder: Path) -> list[str]:
+    """Whose annotations a folder holds, by name."""
+    path = folder / FILE
+    return sorted({teacher for _, teacher in _read(path)[0]}) if path.is_file() else []
+
+
+class AnnotationStore:
+    """The annotations of one folder, held by one writer.
+
+    Raises:
+        StoreError: the folder cannot be written, or another process is writing there.
+        DataError: a row before the tail is damaged; nothing is cut off then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = _locked(self._path)
+        except OSError as error:
+            raise StoreError(f"{self._path}: cannot open for writing: {error}") from None
+        try:
+            self._rows, whole = _read(self._path)
+        except BaseException:
+            self._file.close()
+            raise
+        self._file.truncate(whole)
+
+    def holds(self, trajectory: Trajectory, teacher: str) -> bool:
+        """Whether there is an annotation of it by this teacher that has a note for each of its steps."""
+        return _fits(self._rows.get((trajectory.id, teacher)), trajectory)
+
+    def append(self, trajectory_id: str, teacher: str, annotation: Annotation) -> None:
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(_line(trajectory_id, teacher, annotation))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(size)
+            raise StoreError(f"{self._path}: cannot write: {error}; make room and run again") from None
+        self._rows[trajectory_id, teacher] = annotation
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _locked(path: Path) -> IO[bytes]:
+    import fcntl  # writing needs a POSIX system; reading does not
+
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise StoreError(
+            f"{path}: another process is writing here; wait for it, or choose another folder"
+        ) from None
+    return file
+
+
+def _read(path: Path) -> tuple[dict[tuple[str, str], Annotation], int]:
+    """The newest row of each trajectory and teacher, and how many bytes are whole lines."""
+    rows: dict[tuple[str, str], Annotation] = {}
+    whole = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            whole += len(line)
+            try:
+                row = _Row.model_validate_json(line)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                where = ".".join(map(str, first["loc"])) or "row"
+                raise DataError(
+                    f"{path}:{number}: expected an annotation: {where}: {first['msg']}, got {line[:80]!r}"
+                ) from None
+            rows[row.trajectory, row.teacher] = _decoded(row)
+    return rows, whole
+
+
+def _decoded(row: _Row) -> Annotation:
+    return Annotation(
+        plan=row.plan,
+        success_mode=row.success_mode,
+        failure_mode=row.failure_mode,
+        notes=tuple(
+            Note(
+                reasoning=note.reasoning,
+                change=Change(ended=tuple(map(tuple, note.ended)), begun=tuple(map(tuple, note.begun))),
+            )
+            for note in row.notes
+        ),
+    )
+
+
+def _line(trajectory_id: str, teacher: str, annotation: Annotation) -> bytes:
+    row = {
+        "schema_version": 1,
+        "trajectory": trajectory_id,
+        "teacher": teacher,
+        "plan": annotation.plan,
+        "success_mode": annotation.success_mode,
+        "failure_mode": annotation.failure_mode,
+        "notes": [
+            {"reasoning": note.reasoning, "ended": note.change.ended, "begun": note.change.begun}
+            for note in annotation.notes
+        ],
+    }
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def _fits(annotation: Annotation | None, trajectory: Trajectory) -> bool:
+    return annotation is not None and len(annotation.notes) == len(trajectory)

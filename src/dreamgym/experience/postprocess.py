@@ -1,0 +1,97 @@
+"""From an experience model's reply to a prediction: refusals, the world sheet, grader, demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from dreamgym.experience.world_sheet import apply
+from dreamgym.protocols import Embedder, Retriever, Rewarder
+from dreamgym.types import (
+    Change,
+    Demonstration,
+    Outcome,
+    Prediction,
+    RetrievalFilter,
+    State,
+    Task,
+    Transition,
+    WorldSheet,
+)
+
+Memory = tuple[Embedder, Retriever]
+_NOTHING = Change()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a model said of one action, in a reply that was understood."""
+
+    next_state: str
+    reasoning: str = ""
+    change: Change = _NOTHING
+    terminated: bool = False
+    success: bool | None = None
+    """None where it cannot say: then the grader is asked as if success had been claimed."""
+    confidence: float | None = None
+
+
+async def conclude(
+    told: Told,
+    task: Task,
+    sheet: WorldSheet,
+    state: State,
+    action: str,
+    *,
+    rewarder: Rewarder,
+    refusals: Collection[str] = (),
+    shown: Sequence[Demonstration] = (),
+) -> Prediction:
+    """The prediction that a reply amounts to. A refusal changes nothing and earns nothing, whoever grades."""
+    refused = told.next_state in refusals
+    if refused:
+        told = replace(told, change=_NOTHING, terminated=False, success=False)
+    after = apply(sheet, told.change)
+    outcome = Outcome(
+        next_state=State(text=told.next_state),
+        reward=0.0,
+        terminated=told.terminated,
+        reasoning=told.reasoning,
+        confidence=told.confidence,
+    )
+    transition = Transition(state=state, action=action, outcome=outcome)
+    claimed = told.success is not False
+    verdict = await rewarder.verdict(task, after, transition, claimed=claimed)
+    if refused:
+        verdict = replace(verdict, reward=0.0, success=False)
+    return Prediction(
+        outcome=replace(
+            outcome,
+            reward=verdict.reward,
+            # A grader that sees success ends the episode, and one that sees none takes the model's back.
+            terminated=verdict.success or (told.terminated and not told.success),
+            success=verdict.success,
+            reward_source=verdict.source,
+        ),
+        sheet=after,
+        demonstrations=tuple(shown),
+        refused=refused,
+    )
+
+
+async def demonstrations(
+    memory: Memory | None,
+    task: Task,
+    state: State,
+    action: str,
+    *,
+    k: int,
+    max_synthetic: int | None = None,
+) -> Sequence[Demonstration]:
+    """The nearest past transitions, never of the same task."""
+    if memory is None or not k:
+        return ()
+    embedder, retriever = memory
+    keys = await embedder.embed([(state.text, action)])
+    wanted = RetrievalFilter(environment=task.environment, exclude_task=task.id, max_synthetic=max_synthetic)
+    return (await retriever.nearest(keys, k=k, filters=[wanted]))[0]

@@ -1,0 +1,1 @@
+"""Language models that run in this process: a scheduler with continuous batching over shared KV caches."""

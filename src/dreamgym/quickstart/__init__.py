@@ -1,0 +1,1 @@
+"""The quickstart: the whole loop with settings that fit a small machine."""

@@ -1,0 +1,283 @@
+"""What the folder of a run tells: curves, evaluations, the pool, fidelity, what was spent, a few episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dreamgym.errors import DataError
+from dreamgym.report.charts import Point
+from dreamgym.report.episodes import Kept, keep
+from dreamgym.report.pool import Pool, read_pool
+from dreamgym.report.safe_reading import (
+    Problems,
+    Row,
+    count,
+    number,
+    read_json,
+    read_object,
+    read_rows,
+    row_at,
+)
+
+METRICS, SUMMARY, CONFIG, CURVE = "metrics.jsonl", "summary.json", "config.json", "curve.json"
+SPENDING = "spending.json"
+_SIGNS = (METRICS, SUMMARY, CURVE, "run.json", "fidelity.json", "tasks.jsonl", "trajectories")
+"""Not config.json, which folders of weights have too."""
+_MOST_FILES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Real success of one policy on one split."""
+
+    policy: str
+    split: str
+    environment: str
+    success: Point
+    """The step is `x`, where the run evaluated itself; 0 otherwise."""
+    episodes: int
+    real_steps: int | None = None
+    seconds: float | None = None
+    families: tuple[tuple[str, Point, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What one part of a run has cost; None where it was not counted."""
+
+    name: str
+    real_steps: float | None = None
+    synthetic_steps: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """All that is shown of one folder."""
+
+    name: str
+    path: Path
+    world: str = "dream"
+    """Where it practised: `dream` or `real`."""
+    practice: list[Row] = field(default_factory=list)
+    validation: list[Evaluated] = field(default_factory=list)
+    """Evaluations while it trained, which choose the policy."""
+    evaluations: list[Evaluated] = field(default_factory=list)
+    """Evaluations afterwards, by `dreamgym evaluate`, oldest first."""
+    compared: list[Evaluated] = field(default_factory=list)
+    """The same of others' policies, which this one was compared with."""
+    comparisons: list[tuple[str, Point, int]] = field(default_factory=list)
+    """Paired differences: against whom, how much better, on how many episodes."""
+    stages: list[Stage] = field(default_factory=list)
+    spending: Row | None = None
+    """What was asked of endpoints, where any was."""
+    pool: Pool | None = None
+    fidelity: list[tuple[str, Row]] = field(default_factory=list)
+    """(what was left out of the experience model, what was measured)."""
+    teaching: list[Row] = field(default_factory=list)
+    kept: Kept = field(default_factory=Kept)
+    problems: Problems = field(default_factory=Problems)
+
+    def series(self, *names: str) -> tuple[Point, ...]:
+        """One number of every practised step, where it was told."""
+        found = []
+        for row in self.practice:
+            x, y = number(row.get("step")), number(row_at(row, *names[:-1]).get(names[-1]))
+            if x is not None and y is not None:
+                found.append(Point(x=x, y=y))
+        return tuple(found)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Real steps, synthetic steps and seconds of all stages together."""
+        return {
+            name: sum(getattr(stage, name) or 0.0 for stage in self.stages)
+            for name in ("real_steps", "synthetic_steps", "seconds")
+        }
+
+
+def find_runs(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """(name, folder) of every run: each given one, and where it is a folder of runs, those in it.
+
+    Raises:
+        DataError: a path is no folder, or nothing in it looks like a run.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            what = "a file" if path.exists() else "nothing"
+            raise DataError(f"{path}: expected the folder of a run, found {what}")
+        inner = [] if (path / METRICS).exists() else [each for each in _folders(path) if _is_run(each)]
+        here = [path] if _is_run(path) else []
+        if not here and not inner:
+            raise DataError(
+                f"{path}: expected the folder of a run, found none of {', '.join(_SIGNS)} in it; "
+                "give what `dreamgym train` or `dreamgym experience train` wrote to"
+            )
+        found += [each for each in [*here, *inner] if each not in found]
+    return list(zip(_names(found), found, strict=True))
+
+
+def read_run(name: str, path: Path, *, episodes: int) -> Run:
+    """Everything in one folder that can be read; what cannot is in its problems."""
+    problems = Problems()
+    run = Run(name=name, path=path, problems=problems)
+    rows = _last_of_each(read_rows(path / METRICS, problems))
+    run.practice = [row for row in rows if row.get("kind") == "practice"]
+    run.validation = [
+        found for row in rows if row.get("kind") == "evaluation" and (found := _validation(row)) is not None
+    ]
+    summary = read_object(path / SUMMARY, problems)
+    told = (amounts for row in reversed(rows) if (amounts := row_at(row, "spent")))
+    spent: Row = next(told, row_at(summary, "spent"))
+    run.stages = [*_stages(spent), *_summary_stages(summary)]
+    run.world = _world(read_object(path / CONFIG, problems), spent)
+    run.spending = read_object(path / SPENDING, problems)
+    _read_evaluations(run)
+    run.pool = read_pool(path / "tasks.jsonl", problems)
+    for file in sorted(path.glob("fidelity*.json"))[:_MOST_FILES]:
+        measured = read_object(file, problems)
+        if measured is not None:
+            run.fidelity.append((file.stem.removeprefix("fidelity").removeprefix("-no-"), measured))
+    curve = read_json(path / CURVE, problems)
+    run.teaching = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
+    run.kept = keep(path, episodes, problems)
+    return run
+
+
+def estimate(value: object, *, x: float = 0.0) -> tuple[Point, int] | None:
+    """A stored share or mean with its interval, and how many rows are behind it."""
+    row = row_at(value)
+    found = number(row.get("value"))
+    if found is None:
+        return None
+    return (
+        Point(x=x, y=found, low=number(row.get("low")), high=number(row.get("high"))),
+        count(row.get("count")),
+    )
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / sign).exists() for sign in _SIGNS)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The end of each path that tells it from the others.
+
+    >>> _names([Path("runs/a/agent"), Path("runs/b/agent"), Path("old")])
+    ['a/agent', 'b/agent', 'old']
+    """
+    parts = [each.resolve().parts for each in paths]
+    names = []
+    for own in parts:
+        length = 1
+        while length < len(own) and sum(other[-length:] == own[-length:] for other in parts) > 1:
+            length += 1
+        names.append("/".join(own[-length:]))
+    return names
+
+
+def _last_of_each(rows: Iterator[Row]) -> list[Row]:
+    """Of two rows about the same step the last holds: a step that a crash took back was played again."""
+    last: dict[tuple[str, float], Row] = {}
+    for row in rows:
+        step = number(row.get("step"))
+        if step is not None:
+            last[str(row.get("kind")), step] = row
+    return [last[key] for key in sorted(last, key=lambda key: (key[1], key[0]))]
+
+
+def _validation(row: Row) -> Evaluated | None:
+    found = estimate(row.get("success"), x=number(row.get("step")) or 0.0)
+    if found is None:
+        return None
+    return Evaluated(
+        policy=f"step {count(row.get('step'))}",
+        split=str(row.get("split", "")),
+        environment="",
+        success=found[0],
+        episodes=found[1],
+    )
+
+
+def _world(config: Row | None, spent: Row) -> str:
+    world = row_at(config, "train").get("world")
+    if world in ("dream", "real"):
+        return str(world)
+    return "real" if "real_steps" in spent and "synthetic_steps" not in spent else "dream"
+
+
+def _stages(spent: Row) -> list[Stage]:
+    """
+    >>> _stages({"synthetic_steps": 900, "rollout_seconds": 60.0, "evaluation_real_steps": 40})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [Stage(name='rollout', real_steps=None, synthetic_steps=900.0, seconds=60.0),
+     Stage(name='evaluation', real_steps=40.0, synthetic_steps=None, seconds=None)]
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in spent.items():
+        amount = number(value)
+        for what in ("real_steps", "synthetic_steps", "seconds"):
+            if amount is not None and str(key).endswith(what):
+                name = str(key).removesuffix(what).removesuffix("_") or "rollout"
+                found.setdefault(name.replace("_", " "), {})[what] = amount
+                break
+    return [Stage(name=name, **amounts) for name, amounts in found.items()]
+
+
+def _summary_stages(summary: Row | None) -> list[Stage]:
+    """Of a folder whose summary tells its stages by name."""
+    found = []
+    for name, row in row_at(summary, "stages").items():
+        if isinstance(row, dict):
+            amounts = {what: number(row.get(what)) for what in ("real_steps", "synthetic_steps", "seconds")}
+            found.append(Stage(name=str(name), **amounts))
+    return found
+
+
+def _read_evaluations(run: Run) -> None:
+    files = [*run.path.glob("evaluation*.json"), *run.path.glob("evaluation*/*.json")]
+    for file in sorted(files, key=_changed)[:_MOST_FILES]:
+        stored = read_object(file, run.problems) or {}
+        for row, where in ((stored, run.evaluations), (row_at(stored, "other"), run.compared)):
+            if (found := _evaluated(row)) is not None:
+                where.append(found)
+        comparison = row_at(stored, "comparison")
+        if (difference := estimate(comparison.get("difference"))) is not None:
+            run.comparisons.append((str(comparison.get("against")), *difference))
+
+
+def _changed(file: Path) -> tuple[float, str]:
+    try:
+        return file.stat().st_mtime, file.name
+    except OSError:
+        return 0.0, file.name
+
+
+def _evaluated(row: Row) -> Evaluated | None:
+    found = estimate(row.get("success"))
+    if found is None:
+        return None
+    families = []
+    for name, share in row_at(row, "by_family").items():
+        if (known := estimate(share)) is not None:
+            families.append((str(name), *known))
+    return Evaluated(
+        policy=str(row.get("policy", "")),
+        split=str(row.get("split", "")),
+        environment=str(row.get("environment", "")),
+        success=found[0],
+        episodes=found[1],
+        real_steps=count(row.get("real_steps")),
+        seconds=number(row.get("wall_seconds")),
+        families=tuple(families),
+    )

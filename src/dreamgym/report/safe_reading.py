@@ -1,0 +1,120 @@
+"""Reads the files of a run as they are: absent, torn, or written by somebody who means harm.
+
+Nothing here raises for what a file holds. What cannot be used is told once, in `Problems`, and passed over;
+what is shown of a text can neither steer a terminal nor hide in a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from dreamgym.data.jsonl import read_lines
+from dreamgym.errors import DataError
+
+Row = dict[str, Any]
+
+MAX_BYTES = 64 * 2**20
+_TOLD = 20
+_LARGEST = 1e15
+
+
+class Problems:
+    """What could not be read; the first few in words, all of them counted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.told: list[str] = []
+
+    def add(self, problem: object) -> None:
+        self.count += 1
+        if len(self.told) < _TOLD:
+            self.told.append(visible(str(problem))[:400])
+
+
+def read_object(path: Path, problems: Problems) -> Row | None:
+    """The object in a JSON file; None where there is none that can be read."""
+    value = read_json(path, problems)
+    if value is not None and not isinstance(value, dict):
+        problems.add(f"{path}: expected an object, got {type(value).__name__}")
+        return None
+    return value
+
+
+def read_json(path: Path, problems: Problems) -> Any:
+    """Whatever a JSON file holds; None where it is not there or cannot be read."""
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size > MAX_BYTES:
+            problems.add(f"{path}: expected at most {MAX_BYTES} bytes, got more")
+            return None
+        return from_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        problems.add(f"{path}: expected JSON, got {error}")
+        return None
+
+
+def read_rows(path: Path, problems: Problems) -> Iterator[Row]:
+    """The objects of a file of JSON lines, in order; a line that is none is told and passed over."""
+    if not path.is_file():
+        return
+    for number, line in read_lines(path, on_bad=problems.add):
+        try:
+            row = from_json(line)
+        except (ValueError, RecursionError) as error:
+            problems.add(DataError(f"{path}:{number}: expected JSON, got {error}"))
+            continue
+        if isinstance(row, dict):
+            yield row
+        else:
+            problems.add(DataError(f"{path}:{number}: expected an object, got {type(row).__name__}"))
+
+
+def number(value: object) -> float | None:
+    """A number that a run can have: finite, and not beyond what charts can tell apart. Else None.
+
+    >>> [number(each) for each in (3, 0.5, True, "7", float("nan"), None, 10**400)]
+    [3.0, 0.5, None, None, None, None, None]
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if abs(found) <= _LARGEST else None  # no comparison holds for NaN
+
+
+def count(value: object) -> int:
+    """A number of things; 0 where it cannot be one."""
+    found = number(value)
+    return int(found) if found is not None and found >= 0 else 0
+
+
+def row_at(row: object, *names: str) -> Row:
+    """The object under a path of keys, empty where there is none."""
+    for name in names:
+        row = row.get(name) if isinstance(row, dict) else None
+    return row if isinstance(row, dict) else {}
+
+
+def visible(text: str) -> str:
+    """Text with every character to be seen: control and direction marks are spelt out.
+
+    >>> visible("a\\x1b[2Jb\\u202ec\\n")
+    'a\\\\x1b[2Jb\\\\u202ec\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else _spelt(each) for each in text)
+
+
+def _spelt(letter: str) -> str:
+    code = ord(letter)
+    if letter.isspace():
+        return " "
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

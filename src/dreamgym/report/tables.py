@@ -1,0 +1,417 @@
+"""What is told of runs, in numbers and lines: the same for the terminal, for programs and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dreamgym.report.charts import Chart, Line, Point, short
+from dreamgym.report.run_reader import Evaluated, Run, estimate
+from dreamgym.report.safe_reading import Row, count, number, row_at, visible
+
+NOTHING = "–"
+_LATEST = 10
+"""Steps whose mean stands for where practice is now: one step is too few episodes to say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A table: what it shows, its columns, its rows, and what to know when reading it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+_SERIES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    (
+        *("Reward entropy", ("reward_entropy",), "Mean variance of the returns in a rollout group."),
+        "No run here tells the reward entropy of its rollout groups.",
+    ),
+    ("Return", ("return_mean",), "Mean total reward of an episode.", ""),
+    ("Turns per episode", ("episode_turns",), "", ""),
+    ("Refused actions", ("refused_share",), "Share of the turns that the environment said no to.", ""),
+    ("Entropy of the policy", ("learner", "entropy"), "Nats per token, where the learner tells it.", ""),
+)
+"""(title, where the number is in a row of the metrics, how to read it, what to say if it is nowhere)."""
+
+
+def learning_charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Success in the dream and in reality, return, reward entropy and the pool, over the steps."""
+    yield Chart(
+        title="Success while learning",
+        note="Thin lines: share of the episodes of each step, in the dream or, where a run practises there, "
+        "in reality; rollouts of one task are alike, so no interval is given. Thick: running mean. "
+        "Points with bars: real evaluation on held-out tasks with its 95% interval.",
+        percent=True,
+        lines=tuple(_success_lines(runs)),
+        absent="No run here has practised: there is no metrics.jsonl with steps in it.",
+    )
+    yield Chart(
+        title="Real success against real steps spent",
+        note="Each point is an evaluation, placed at the real steps that practice had used by then; "
+        "steps of evaluation itself are not counted here.",
+        across="real steps of practice",
+        percent=True,
+        lines=tuple(_by_real_steps(runs)),
+    )
+    for title, names, note, absent in _SERIES:
+        lines = [
+            Line(label=run.name, points=run.series(*names), colour=place, smooth=True)
+            for place, run in enumerate(runs)
+        ]
+        percent = names[-1].endswith("_share")
+        yield Chart(title=title, note=note, lines=tuple(lines), percent=percent, absent=absent)
+    yield Chart(
+        title="Task pool",
+        note="Generated tasks (solid) beside the given ones (dashed).",
+        lines=tuple(_pool_lines(runs)),
+        absent="No run here has generated tasks: there is no tasks.jsonl that tells of any.",
+    )
+    yield Chart(
+        title="Reward entropy of the pool's tasks",
+        note="Mean over the tasks played in a step, as the curriculum counted it (per group or per cluster).",
+        lines=tuple(
+            Line(label=run.name, points=tuple(run.pool.entropy), colour=place, smooth=True)
+            for place, run in enumerate(runs)
+            if run.pool is not None
+        ),
+    )
+
+
+def fidelity_charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    lines: list[Line] = []
+    for name, measured in _measured(runs):
+        drift = measured.get("drift")
+        points = [row for row in drift if isinstance(row, dict)] if isinstance(drift, list) else []
+        for key, what in (("unbroken", "every state so far"), ("exact", "this state")):
+            found = [
+                known[0]
+                for row in points
+                if (known := estimate(row.get(key), x=number(row.get("step")) or 0.0)) is not None
+            ]
+            lines.append(
+                Line(
+                    label=f"{name}: {what}",
+                    points=tuple(found),
+                    colour=len(lines) // 2,
+                    style="dashed" if key == "exact" else "line",
+                )
+            )
+    yield Chart(
+        title="Drift",
+        note="Share of recorded episodes whose imagined states are exactly the real ones, after so many of "
+        "their actions. Solid: every state so far, with its 95% interval; dashed: this state.",
+        across="actions",
+        percent=True,
+        lines=tuple(lines),
+        absent="No fidelity was measured in these runs: `dreamgym experience eval RUN` does; "
+        "give that run to the report too.",
+    )
+    for key, title in (("loss", "Teaching: loss"), ("agreement", "Teaching: agreement")):
+        taught = [
+            Line(label=run.name, points=tuple(_points(run.teaching, key)), colour=place)
+            for place, run in enumerate(runs)
+        ]
+        yield Chart(title=title, lines=tuple(taught), note="On held-out examples of the experience model.")
+
+
+def overview(runs: Sequence[Run]) -> Sheet:
+    """One line per run: what the terminal shows."""
+    rows = []
+    for run in runs:
+        newest = _newest(run)
+        spent = run.spent
+        fidelity = run.fidelity[0][1] if run.fidelity else {}
+        rows.append(
+            (
+                run.name,
+                run.world if run.practice else NOTHING,
+                str(len(run.practice)) if run.practice else NOTHING,
+                _latest(run.series("success"), percent=True),
+                share(newest.success, newest.episodes) if newest else NOTHING,
+                _latest(run.series("reward_entropy")),
+                _amount(spent["real_steps"], run),
+                _amount(spent["synthetic_steps"], run),
+                _amount(spent["seconds"], run),
+                _percent(row_at(fidelity, "steps", "next_state_exact").get("value")),
+                _percent(row_at(fidelity, "dream_to_real", "share").get("value")),
+            )
+        )
+    return Sheet(
+        title="Runs",
+        columns=(
+            *("run", "practised in", "steps", f"success, last {_LATEST}", "real success [95%]"),
+            *("reward entropy", "real steps", "synthetic steps", "seconds", "next state exact"),
+            "dream → real",
+        ),
+        rows=tuple(rows),
+        note=f"Success and reward entropy of practice are means of the last {_LATEST} steps; real success is "
+        "the newest evaluation. Real steps include those of evaluation.",
+    )
+
+
+def turned(sheet: Sheet) -> Sheet:
+    """The same with rows for columns: few runs of which much is told fit a terminal better so.
+
+    >>> turned(Sheet(title="", columns=("run", "steps"), rows=(("a", "1"), ("b", "2")))).rows
+    (('steps', '1', '2'),)
+    """
+    head, *rows = zip(sheet.columns, *sheet.rows, strict=True)
+    return Sheet(title=sheet.title, columns=head, rows=tuple(rows), note=sheet.note)
+
+
+def evaluation_sheet(runs: Sequence[Run]) -> Sheet:
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        for each in [*run.evaluations, *run.compared] or run.validation[-1:]:
+            steps = NOTHING if each.real_steps is None else str(each.real_steps)
+            seconds = NOTHING if each.seconds is None else f"{each.seconds:.0f}"
+            name = (run.name, each.policy, " ".join((each.environment, each.split)).strip())
+            rows.append((*name, "all", share(each.success, each.episodes), steps, seconds))
+            if len(each.families) > 1:
+                for family, found, episodes in each.families:
+                    rows.append(("", "", "", family, share(found, episodes), "", ""))
+        for against, difference, episodes in run.comparisons:
+            told = share(difference, episodes, sign=True)
+            rows.append((run.name, f"difference, paired: {against}", "", "all", told, "", ""))
+    return Sheet(
+        title="Evaluation in reality",
+        columns=(
+            "run",
+            "policy",
+            "split",
+            "family",
+            "success [95%] (episodes)",
+            "real steps",
+            "seconds",
+        ),
+        rows=tuple(rows),
+    )
+
+
+def cost_sheet(runs: Sequence[Run]) -> Sheet:
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        for stage in run.stages:
+            amounts = (stage.real_steps, stage.synthetic_steps, stage.seconds)
+            rows.append((run.name, stage.name, *(NOTHING if a is None else f"{a:,.0f}" for a in amounts)))
+        if len(run.stages) > 1:
+            rows.append((run.name, "together", *(f"{amount:,.0f}" for amount in run.spent.values())))
+    return Sheet(
+        title="What it cost",
+        columns=("run", "stage", "real steps", "synthetic steps", "seconds"),
+        rows=tuple(rows),
+        note="A dash: this stage does not count that.",
+    )
+
+
+def pool_sheets(runs: Sequence[Run]) -> Iterator[Sheet]:
+    made = [(run.name, run.pool) for run in runs if run.pool is not None]
+    yield Sheet(
+        title="What became of generated tasks",
+        columns=("run", "given tasks", "generated tasks", "candidates, by what became of them"),
+        rows=tuple(
+            (
+                name,
+                str(pool.seeds),
+                short(pool.generated[-1].y) if pool.generated else "0",
+                ", ".join(f"{what} {amount}" for what, amount in pool.candidates.most_common(20)) or NOTHING,
+            )
+            for name, pool in made
+        ),
+    )
+    yield Sheet(
+        title="Tasks that teach most",
+        columns=("run", "instruction", "origin", "successes", "reward entropy"),
+        rows=tuple(
+            (name, instruction, origin, f"{won} of {tries}", NOTHING if worth is None else short(worth))
+            for name, pool in made
+            for instruction, origin, tries, won, worth in pool.examples
+        ),
+    )
+
+
+_MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("next state exact", ("steps", "next_state_exact")),
+    ("objects, set-F1", ("steps", "object_f1")),
+    ("terminated: agreement", ("steps", "terminated", "agreement")),
+    ("success: agreement", ("steps", "success", "agreement")),
+    ("success: precision", ("steps", "success", "precision")),
+    ("success: recall", ("steps", "success", "recall")),
+    ("hallucinated objects per state", ("steps", "hallucinated_objects")),
+    ("real → dream", ("real_to_dream", "share")),
+    ("dream → real (WM2Real)", ("dream_to_real", "share")),
+    ("replays alike in every state", ("replay_spread", "all_equal")),
+    ("ε_R, mean", ("steps", "reward_error")),
+    ("ε_P, share of wrong next states", ("steps", "transition_error")),
+)
+_NUMBERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("replay spread", ("replay_spread", "mean_deviation")),
+    ("confidence: calibration error", ("steps", "calibration", "error")),
+    ("confidence: AUROC", ("steps", "calibration", "auroc")),
+    ("predictions per second", ("steps", "predictions_per_second")),
+)
+
+
+def fidelity_sheet(runs: Sequence[Run]) -> Sheet:
+    """A column per experience model: every number of `dreamgym experience eval`."""
+    measured = list(_measured(runs))
+    rows = [("episodes", *(str(count(found.get("episodes"))) for _, found in measured))]
+    for what, names in _MEASURES:
+        cells = [estimate(row_at(found, *names)) for _, found in measured]
+        rows.append((what, *(NOTHING if cell is None else _interval(*cell) for cell in cells)))
+    for what, names in _NUMBERS:
+        values = [number(row_at(found, *names[:-1]).get(names[-1])) for _, found in measured]
+        rows.append((what, *(NOTHING if value is None else f"{value:.3f}" for value in values)))
+    failures = [row_at(found, "steps", "failures") for _, found in measured]
+    rows.append(("failed predictions", *(_counted(each) for each in failures)))
+    return Sheet(
+        title="Fidelity of the experience model",
+        columns=("measure", *(name for name, _ in measured)),
+        rows=tuple(rows) if measured else (),
+        note="Value [95% interval] (rows behind it).",
+    )
+
+
+def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What the tables say, for programs."""
+    return [
+        {
+            "run": visible(run.name),
+            "path": visible(str(run.path)),
+            "world": run.world,
+            "steps": len(run.practice),
+            "practice_success": [[point.x, point.y] for point in run.series("success")],
+            "reward_entropy": [[point.x, point.y] for point in run.series("reward_entropy")],
+            "validation": [_evaluated(each) for each in run.validation],
+            "evaluations": [_evaluated(each) for each in run.evaluations],
+            "stages": {
+                visible(stage.name): {
+                    "real_steps": stage.real_steps,
+                    "synthetic_steps": stage.synthetic_steps,
+                    "seconds": stage.seconds,
+                }
+                for stage in run.stages
+            },
+            "spent": run.spent,
+            "trajectories": {"total": run.kept.total, "successes": run.kept.successes},
+            "fidelity": [visible(name or "whole") for name, _ in run.fidelity],
+            "problems": {"count": run.problems.count, "told": run.problems.told},
+        }
+        for run in runs
+    ]
+
+
+def share(found: Point, episodes: int, *, sign: bool = False) -> str:
+    """
+    >>> share(Point(x=0, y=0.5, low=0.4, high=0.6), 100)
+    '50.0% [40.0, 60.0] (100)'
+    """
+    plus = "+" if sign else ""
+    interval = ""
+    if found.low is not None and found.high is not None:
+        interval = f" [{found.low * 100:{plus}.1f}, {found.high * 100:{plus}.1f}]"
+    return f"{found.y * 100:{plus}.1f}{'' if sign else '%'}{interval} ({episodes})"
+
+
+def _success_lines(runs: Sequence[Run]) -> Iterator[Line]:
+    for place, run in enumerate(runs):
+        where = "dream" if run.world == "dream" else "reality"
+        yield Line(
+            label=f"{run.name}, practice in {where}",
+            points=run.series("success"),
+            colour=place,
+            style="line" if run.world == "dream" else "dashed",
+            smooth=True,
+        )
+        yield Line(
+            label=f"{run.name}, real evaluation",
+            points=tuple(each.success for each in run.validation),
+            colour=place,
+            style="marks",
+        )
+
+
+def _by_real_steps(runs: Sequence[Run]) -> Iterator[Line]:
+    """Also the runs that used none, if there is one to compare them with."""
+    if all(run.world == "dream" for run in runs):
+        return
+    for place, run in enumerate(runs):
+        spent = {
+            number(row.get("step")): number(row_at(row, "spent").get("real_steps")) or 0.0
+            for row in run.practice
+        }
+        points = []
+        for each in run.validation:
+            found = each.success
+            used = spent.get(found.x - 1, 0.0)
+            points.append(Point(x=used, y=found.y, low=found.low, high=found.high))
+        yield Line(label=run.name, points=tuple(points), colour=place, style="marks")
+
+
+def _pool_lines(runs: Sequence[Run]) -> Iterator[Line]:
+    for place, run in enumerate(runs):
+        if run.pool is None or not run.pool.generated:
+            continue
+        made = run.pool.generated
+        seeds = tuple(Point(x=point.x, y=run.pool.seeds) for point in (made[0], made[-1]))
+        yield Line(label=f"{run.name}, generated", points=tuple(made), colour=place)
+        yield Line(label=f"{run.name}, given", points=seeds, colour=place, style="dashed")
+
+
+def _measured(runs: Sequence[Run]) -> Iterator[tuple[str, Row]]:
+    for run in runs:
+        for left_out, found in run.fidelity:
+            yield f"{run.name} without {left_out.replace('-no-', ', ')}" if left_out else run.name, found
+
+
+def _points(rows: Sequence[Row], key: str) -> Iterator[Point]:
+    for row in rows:
+        x, y = number(row.get("step")), number(row.get(key))
+        if x is not None and y is not None:
+            yield Point(x=x, y=y)
+
+
+def _newest(run: Run) -> Evaluated | None:
+    return next(reversed([*run.validation, *run.evaluations]), None)  # those were made afterwards
+
+
+def _latest(points: Sequence[Point], *, percent: bool = False) -> str:
+    if not points:
+        return NOTHING
+    recent = [point.y for point in points[-_LATEST:]]
+    mean = sum(recent) / len(recent)
+    return f"{mean:.1%}" if percent else f"{mean:.3f}"
+
+
+def _percent(value: object) -> str:
+    found = number(value)
+    return NOTHING if found is None else f"{found:.1%}"
+
+
+def _amount(value: float, run: Run) -> str:
+    return f"{value:,.0f}" if run.stages else NOTHING
+
+
+def _interval(found: Point, rows: int) -> str:
+    interval = "" if found.low is None or found.high is None else f" [{found.low:.3f}, {found.high:.3f}]"
+    return f"{found.y:.3f}{interval} ({rows})"
+
+
+def _counted(row: Row) -> str:
+    return ", ".join(f"{kind} {count(amount)}" for kind, amount in list(row.items())[:20]) or "none"
+
+
+def _evaluated(each: Evaluated) -> dict[str, Any]:
+    return {
+        "policy": visible(each.policy),
+        "split": visible(each.split),
+        "step": each.success.x,
+        "success": each.success.y,
+        "low": each.success.low,
+        "high": each.success.high,
+        "episodes": each.episodes,
+    }

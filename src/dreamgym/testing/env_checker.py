@@ -1,0 +1,121 @@
+"""Says whether an environment keeps its promises, in sentences that each pass, fail or do not apply.
+
+A check plays real episodes and compares what it sees; it knows nothing of the environment but its roles. What
+one check finds out does not excuse another: all of them run, whatever failed before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from dreamgym.envs.registry import open_environment
+from dreamgym.protocols import EnvironmentFactory
+from dreamgym.testing import checks
+from dreamgym.testing.episode_probe import DoesNotApply, PromiseBroken, Subject
+from dreamgym.testing.leaks import leaks_nothing
+from dreamgym.types import JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One promise and whether it is kept."""
+
+    name: str
+    """A sentence: what a good environment does."""
+    status: Literal["running", "pass", "fail", "skip"]
+    detail: str = ""
+    """What was seen: how much was tried, or what went wrong."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """The verdict on an environment."""
+
+    environment: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.status != "fail" for check in self.checks)
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        checks: list[JsonValue] = [asdict(check) for check in self.checks]
+        return {"environment": self.environment, "passed": self.passed, "checks": checks}
+
+
+Promise = Callable[[Subject], Awaitable[str]]
+"""Returns what was tried; raises `PromiseBroken` or `DoesNotApply`."""
+
+CHECKS: dict[str, Promise] = {
+    "tasks have unique ids and are the same every time": checks.tasks_are_stable,
+    "a split that does not exist is refused": checks.unknown_split_is_refused,
+    "an episode starts with something to see": checks.start_shows_something,
+    "the same actions give the same episode": checks.episodes_are_deterministic,
+    "an episode ends once, terminated or truncated, and only then rewards": checks.ends_are_clean,
+    "an episode that leads nowhere is cut off": checks.horizon_truncates,
+    "stepping before the start and after the end is refused": checks.steps_outside_are_refused,
+    "closing is harmless at any time, and twice": checks.closing_is_harmless,
+    "nonsense and hostile actions are answered": checks.hostile_actions_are_answered,
+    "one episode does not disturb another": checks.episodes_are_independent,
+    "admissible actions do something": checks.admissible_actions_work,
+    "the world sheet tells the hidden facts of the start": checks.world_sheet_is_fixed,
+    "every expert names an action": checks.experts_act,
+    "episodes side by side go as they go alone": checks.concurrent_episodes_agree,
+    "many episodes leave nothing behind": leaks_nothing,
+}
+
+
+async def check_environment(
+    environment: str | EnvironmentFactory,
+    *,
+    options: Mapping[str, Any] | None = None,
+    episodes: int = 200,
+    concurrency: int = 32,
+    split: str | None = None,
+    report: Callable[[Check], None] | None = None,
+) -> CheckReport:
+    """Play an environment, given by name or as a factory, and judge it by `CHECKS`.
+
+    Args:
+        environment: A registered name, which is opened with `options` and closed again; or a factory, which
+            stays the caller's.
+        episodes: How many the search for leaks plays.
+        concurrency: How many run side by side.
+        split: Where tasks are taken from; by default the first one.
+        report: Told of every check as it starts, moves on (status ``running``) and ends.
+    """
+    factory = open_environment(environment, options) if isinstance(environment, str) else environment
+    tell = report or (lambda check: None)
+    checks = []
+    try:
+        subject = Subject(
+            factory, split=split or factory.splits[0], episodes=episodes, concurrency=concurrency
+        )
+        for name, promise in CHECKS.items():
+            checks.append(await _judged(name, promise, subject, tell))
+    finally:
+        if isinstance(environment, str):
+            await factory.aclose()
+    return CheckReport(environment=factory.name, checks=tuple(checks))
+
+
+async def _judged(name: str, promise: Promise, subject: Subject, tell: Callable[[Check], None]) -> Check:
+    subject.say = lambda detail: tell(Check(name=name, status="running", detail=detail))
+    subject.say("")
+    started = time.perf_counter()
+    status: Literal["pass", "fail", "skip"] = "pass"
+    try:
+        detail = await promise(subject)
+    except DoesNotApply as reason:
+        status, detail = "skip", str(reason)
+    except PromiseBroken as finding:
+        status, detail = "fail", str(finding)
+    except Exception as error:
+        status, detail = "fail", f"raised {type(error).__name__}: {error}"
+    check = Check(name=name, status=status, detail=detail, seconds=round(time.perf_counter() - started, 3))
+    tell(check)
+    return check

@@ -1,0 +1,146 @@
+"""The command line as scripts and people meet it: help, JSON, exit codes, dry runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dreamgym.cli import app
+from tests.command import dreamgym
+
+COMMANDS = [
+    "quickstart", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
+    "data stats", "data validate", "data export", "data pack", "buffer build", "buffer stats",
+    "buffer search", "buffer compact", "experience train", "experience eval", "tasks list", "tasks show",
+    "train", "evaluate", "report",
+]  # fmt: skip
+
+
+def test_the_commands_are_these() -> None:
+    assert {command.name for command in app.registered_commands} == {
+        "quickstart",
+        "collect",
+        "ingest",
+        "play",
+        "train",
+        "evaluate",
+        "report",
+    }
+    assert {group.name for group in app.registered_groups} == {
+        "envs",
+        "data",
+        "buffer",
+        "experience",
+        "models",
+        "tasks",
+    }
+
+
+def asked(*words: str) -> Result:
+    """The same command line without a process of its own."""
+    return CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_teaches_by_example(command: str) -> None:
+    told = asked(*command.split(), "--help")
+    assert told.exit_code == 0, told.output
+    assert re.search(rf"dreamgym {command}\b", told.stdout.split("Usage:", 1)[1].split("\n", 1)[1]), (
+        told.stdout
+    )
+
+
+def test_the_front_page_shows_a_tour_and_the_exit_codes() -> None:
+    told = dreamgym("--help").stdout
+    assert "A first tour" in told
+    assert "130 interrupted" in told
+
+
+def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[collect]\nepisodes = 3\n", encoding="utf-8")
+    done = dreamgym(
+        *("collect", "--config", file, "--set", "replay.k=9", "--policy", "expert"),
+        *("--dry-run", "--out", tmp_path / "x"),
+    )
+    config = json.loads(done.stdout)
+    assert (config["collect"]["episodes"], config["replay"]["k"]) == (3, 9)
+    assert config["collect"]["policy"] == "expert"
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["collect", "--env", "alfwrld"], 2, "unknown environment 'alfwrld'; did you mean 'alfworld'?"),
+        (["collect", "--env", "textworld", "--policy", "exprt"], 2, "did you mean 'expert'?"),
+        (["collect", "--set", "collect.epsodes=1"], 2, "did you mean 'collect.episodes'?"),
+        (
+            ["collect", "--set", "environment.options.horizn=1"],
+            2,
+            "did you mean 'environment.options.horizon'?",
+        ),
+        (["collect", "--env", "textworld", "--split", "trian"], 2, "did you mean 'train'?"),
+        (["data", "stats", "nowhere"], 3, "found nothing"),
+        (["data", "stats", "builtin:alfwrld"], 2, "alfworld"),
+        (["buffer", "stats", "nowhere.sqlite"], 5, "nowhere.sqlite"),
+        (["tasks", "list", "nowhere"], 3, "expected the file of a task pool"),
+        (["play", "--env", "textworld", "--task", "999999999"], 2, "holds 100000 tasks"),
+        (
+            ["train", "--dry-run"],
+            2,
+            "expected train.experience to name who dreams: the run of an experience model",
+        ),
+        (["train", "--world", "real", "--set", "train.stesp=1"], 2, "did you mean 'train.steps'?"),
+        (["train", "--sim-to-real", "nowhere"], 2, "needs --real-steps"),
+        (["train", "--sim-to-real", "no", "--real-steps", "9"], 3, "expected the folder of a training run"),
+        (["evaluate", "nowhere"], 3, "expected the folder of a training run"),
+        (["envs", "describe", "textwrld"], 2, "did you mean 'textworld'?"),
+    ],
+)
+def test_what_goes_wrong_has_its_exit_code_and_says_what_to_do(
+    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = asked(*arguments)
+    assert done.exit_code == code, done.output
+    assert isinstance(done.exception, SystemExit), "an exit code, and no exception"
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["collect", "--env", "alfwrld"], 2, "did you mean 'alfworld'?"),
+        (["data", "stats", "nowhere"], 3, "found nothing"),
+    ],
+)
+def test_a_shell_sees_that_exit_code_and_no_traceback(
+    arguments: list[str], code: int, message: str, tmp_path: Path
+) -> None:
+    done = dreamgym(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_without_torch_the_experience_commands_name_the_extra(command: str, tmp_path: Path) -> None:
+    """A process that cannot find torch, as after a plain installation."""
+    script = (
+        "import importlib.util as u, sys; find = u.find_spec; "
+        "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest); "
+        "from dreamgym.cli import app; app()"
+    )
+    words = ["experience", command, *([str(tmp_path)] if command == "eval" else ["--out", str(tmp_path)])]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert "pip install 'dreamgym[models]'" in " ".join(done.stderr.split())

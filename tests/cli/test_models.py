@@ -1,0 +1,125 @@
+"""`dreamgym models serve` and `check`: real processes, real HTTP, a real small model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from dreamgym.errors import ConfigError
+from dreamgym.models import tiny
+from dreamgym.models.endpoint.capabilities import check_endpoint
+from dreamgym.models.registry import at_address, find_endpoint
+from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
+from dreamgym.testing.scripted_server import ScriptedServer
+from tests.command import INTERRUPTIBLE, dreamgym
+from tests.models import small_models
+from tests.models.scripted_endpoint import served
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "model"
+    tiny.save(small_models.model(), small_models.tokenizer(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(weights: Path) -> Iterator[str]:
+    """A server in a process of its own, over the weights of a run."""
+    command = [*INTERRUPTIBLE, "models", "serve", str(weights.parent), "--port", "0"]
+    command += ["--name", "nano", "--key-from", "SERVED_KEY"]
+    environment = {**os.environ, "SERVED_KEY": "k-17", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert line.startswith("serving nano at http://127.0.0.1:")
+        yield line.split()[-1]
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with urlopen(address.replace("/v1", "/health"), timeout=30) as reply:
+        assert json.load(reply) == {"status": "ok"}
+    file = tmp_path / "endpoints.toml"
+    section = f'[endpoints.near]\nurl = "{address}"\nmodel = "nano"\nkey_from = "NEAR_KEY"\ncontext = 1024\n'
+    file.write_text(section, encoding="utf-8")
+    monkeypatch.delenv("NEAR_KEY", raising=False)
+    keyless = dreamgym("models", "check", "endpoint:near", "--config", file)
+    assert keyless.returncode == 2
+    assert "expected its API key in $NEAR_KEY" in keyless.stderr
+    monkeypatch.setenv("NEAR_KEY", "k-17")
+    checked = dreamgym("models", "check", "endpoint:near", "--config", file, "--requests", 4, "--json")
+    assert checked.returncode == 0, checked.stderr
+    told = json.loads(checked.stdout)
+    good = {each["name"]: each["good"] for each in told["findings"]}
+    assert good == {
+        "reachable": True,
+        "chat": True,
+        "completions": True,
+        "json schema": True,
+        "log-probs": True,
+        "seeds": True,
+        "determinism": True,
+        "speed": None,
+        "as experience model": None,  # untrained weights write no state
+    }
+    assert "of 12 replies readable" in told["findings"][-1]["told"]
+    assert "k-17" not in checked.stdout + checked.stderr
+
+
+async def test_a_server_that_speaks_one_kind_is_told_from_one_that_is_not_there() -> None:
+    async with served() as server:
+        wrong = server.settings(model="other", attempts=1, context=1024)
+        found = {each.name: each for each in await check_endpoint("x", wrong)}
+        assert found["reachable"].good
+        assert "do not list the model 'other'" in found["reachable"].told
+        assert found["completions"].good is False
+        short = server.settings(context=4096, json_schema="no")
+        found = {each.name: each for each in await check_endpoint("x", short, requests=2)}
+        assert "reads 1,024 tokens and not 4,096 as configured" in found["reachable"].told
+        assert found["json schema"].good is None
+        async with ChaosProxy(server.url, ChaosPlan(failing=1.0)) as proxy:
+            (gone,) = await check_endpoint("x", server.settings(url=proxy.url))
+        assert (gone.name, gone.good) == ("reachable", False)
+
+
+def test_what_holds_no_weights_is_not_served(tmp_path: Path) -> None:
+
+    refused = dreamgym("models", "serve", tmp_path)
+    assert refused.returncode == 2
+    assert "found no weights" in refused.stderr
+
+
+def test_an_openai_name_and_an_address_make_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert at_address("openai:org/model", "http://a/v1") == "endpoint:org/model@http://a/v1"
+    assert at_address("openai:m", None) == "openai:m"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://b/v1")
+    found = find_endpoint("openai:org/model", {})
+    assert (found.url, found.model, found.key_from) == ("http://b/v1", "org/model", "OPENAI_API_KEY")
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert find_endpoint("openai:m", {}).url == "https://api.openai.com/v1"
+    for wrong in ("hf:m", "openai:m@http://a/v1"):
+        with pytest.raises(ConfigError, match="expected openai:MODEL beside it"):
+            at_address(wrong, "http://b/v1")
+
+
+def test_a_check_takes_its_model_as_an_option_and_needs_exactly_one() -> None:
+    with ScriptedServer(lambda request: "yes") as server:
+        address = ("--model", "openai:scripted", "--base-url", f"{server.url}/v1")
+        checked = dreamgym("models", "check", *address, "--requests", 2, "--json")
+        both = dreamgym("models", "check", server.name, *address)
+    assert json.loads(checked.stdout)["endpoint"] == f"endpoint:scripted@{server.url}/v1"
+    for wrong in (both, dreamgym("models", "check")):
+        assert wrong.returncode == 2
+        assert "expected the name of one endpoint" in wrong.stderr

@@ -1,0 +1,189 @@
+"""A person at the terminal: real processes that are typed to, and the same session on other environments."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dreamgym.cli.play import HELP, find_task, play
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.envs.synthetic import SyntheticEnvironment
+from dreamgym.errors import ConfigError
+from dreamgym.experience.model import ReasoningExperienceModel
+from dreamgym.experience.reply_format import PromptSettings
+from dreamgym.testing import ScriptedLanguageModel
+from dreamgym.testing.corridor import CorridorFactory
+from dreamgym.types import Task, Trajectory, WorldSheet
+from tests.command import INTERRUPTIBLE
+
+PROMPT = b"\n> "
+
+
+class Terminal:
+    """Types to a running `dreamgym play` and reads what it answers."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def read(self) -> str:
+        assert self.process.stdout is not None
+        return (await asyncio.wait_for(self.process.stdout.readuntil(PROMPT), 60)).decode()[: -len(PROMPT)]
+
+    async def type(self, line: bytes) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + b"\n")
+        return await self.read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "ending", "code"), [("alfworld", "interrupt", 130), ("textworld", "end of input", 0)]
+)
+async def test_a_person_who_follows_the_expert_wins_and_keeps_the_episode(
+    environment: str, ending: str, code: int, tmp_path: Path
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(*INTERRUPTIBLE, "play", "--env", environment, "--task", "1"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    terminal = Terminal(process)
+    try:
+        assert "Task: " in await terminal.read()
+        assert "\n" in await terminal.type(b":sheet")
+        await terminal.type(b"bad \xff action")
+        told, steps = "", 1
+        while "The episode is over" not in told:
+            advice = await terminal.type(b":expert")
+            assert advice in (await terminal.type(b":actions")).splitlines()
+            told, steps = await terminal.type(advice.encode()), steps + 1
+        assert f"The episode is over: success, reward 1, {steps} steps." in told
+        assert "is over" in await terminal.type(b"look")
+        assert "Saved" in await terminal.type(f":save {tmp_path / 'mine'}".encode())
+        if ending == "interrupt":
+            await asyncio.sleep(
+                0.5
+            )  # until it waits for a line: a signal just before that is seen only after
+            process.send_signal(signal.SIGINT)
+        last_words = b"" if ending == "end of input" else None  # which closes its standard input
+        _, complaints = await asyncio.wait_for(process.communicate(last_words), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, b"Traceback" in complaints) == (code, False), complaints
+    [trajectory] = read_trajectories(tmp_path / "mine")
+    assert trajectory.success
+    assert len(trajectory) == steps
+    assert trajectory.sheet is not None
+    assert (trajectory.provenance.policy, trajectory.provenance.source) == ("human", "real")
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as made:
+        yield made
+
+
+def corridor(runner: asyncio.Runner, *lines: str) -> Trajectory:
+    factory = CorridorFactory(length=4)
+    task = runner.run(find_task(factory, "train", "4-1-3", seed=0))
+    return play(factory.make(task), lines, runner=runner)
+
+
+def test_an_episode_left_early_is_truncated_and_saving_goes_on_after_a_failure(
+    runner: asyncio.Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    played = corridor(
+        runner,
+        *(":save", f":save {tmp_path}", "go east", "", f":save {blocked}", f":save {tmp_path / 'a'}"),
+        *(f":save {tmp_path / 'a'}", "dance", f":save {tmp_path / 'a'}", ":quit", "go east"),
+    )
+    assert [step.action for step in played.transitions] == ["go east", "dance"]
+    assert [step.outcome.truncated for step in played.transitions] == [False, True]
+    told = capsys.readouterr().out
+    assert "Where to?" in told
+    assert "Nothing was done yet." in told
+    assert "That failed: " in told
+    assert "Was saved already" in told
+    assert [len(each) for each in read_trajectories(tmp_path / "a")] == [1, 2]
+
+
+def test_meta_commands_are_not_actions(runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    played = corridor(
+        runner,
+        ":help",
+        ":actons",
+        ":expert walker",
+        ":expert runner",
+        ":why",
+        ":actions",
+        ":sheet",
+        ":demonstrations",
+    )
+    assert not played.transitions
+    told = capsys.readouterr().out
+    assert HELP in told
+    assert "did you mean ':actions'?" in told
+    assert "There is no expert 'runner'" in told
+    assert "No reasoning" in told
+    assert "None: nothing was done yet, the environment is real" in told
+    assert "door 3: unlocked" in told
+
+
+def test_text_from_an_environment_cannot_steer_the_terminal(
+    runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dream(runner, "\x1b[2Jgone [bold]x[/bold]", "open safe 1")
+    told = capsys.readouterr().out
+    assert "\x1b[2J" not in told
+    assert "[bold]x[/bold]" in told
+
+
+def dream(runner: asyncio.Runner, next_state: str, *lines: str) -> Trajectory:
+    task = Task(id="t", instruction="open the safe", environment="house")
+    reply = f"think: it is closed.\nchange: + opened safe 1;\nnext: {next_state}\nend: success"
+    model = ScriptedLanguageModel(
+        lambda r: (
+            "next: A room." if "action: start" in r.prompt else reply if "open" in r.prompt[-20:] else ""
+        )
+    )
+    environment = SyntheticEnvironment(
+        task,
+        ReasoningExperienceModel(model, name="test", settings=PromptSettings()),
+        WorldSheet(facts=(("openable", "safe 1"),)),
+        horizon=50,
+    )
+    return play(environment, lines, runner=runner, experience_model="test")
+
+
+def test_a_dream_is_played_alike_and_says_why(
+    runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played = dream(runner, "It opens.", ":sheet", ":expert", "sing", "open safe 1", ":why", ":sheet")
+    told = capsys.readouterr().out
+    assert "safe 1: openable" in told
+    assert "has no expert" in told
+    assert "That failed: test, 3 attempts" in told
+    assert "It opens.\nThe episode is over: success, reward 1, 1 steps." in told
+    assert "it is closed.\nconfidence: not stated; reward by: model" in told
+    assert "safe 1: openable, opened\nThe last action changed:\n+ safe 1: opened" in told
+    assert (played.provenance.source, played.provenance.experience_model) == ("synthetic", "test")
+
+
+async def test_a_task_is_found_by_number_or_id_and_a_wrong_one_is_told() -> None:
+    factory = CorridorFactory(length=4)
+    tasks = await factory.tasks("train")
+    assert await find_task(factory, "train", "2", seed=0) == tasks[2]
+    assert await find_task(factory, "train", tasks[-1].id, seed=0) == tasks[-1]
+    with pytest.raises(ConfigError, match="no task '4-1-9' among the first"):
+        await find_task(factory, "train", "4-1-9", seed=0)
+    with pytest.raises(ConfigError, match="unknown split 'trian'"):
+        await find_task(factory, "trian", "4-1-3", seed=0)

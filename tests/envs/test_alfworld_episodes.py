@@ -1,0 +1,181 @@
+"""The fast engine says, word for word, what the untouched engine says; and its processes fail alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dreamgym.envs.alfworld import AlfworldEnvironment, AlfworldFactory, AlfworldOptions
+from dreamgym.envs.process_pool import Engines
+from dreamgym.errors import DreamGymError, EpisodeFailedError, EpisodeOverError
+from dreamgym.types import FailureKind
+from tests.envs.official_layout import write_official_game
+
+REFERENCE = Path(__file__).with_name("reference_engine.py")
+
+
+def reference(games: list[Path], steps: int, seed: int) -> list[dict[str, Any]]:
+    """What the untouched engine says, from two processes at once because it is slow."""
+    halves = [games[::2], games[1::2]]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, str(REFERENCE), str(steps), str(seed + number), *map(str, half)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number, half in enumerate(halves)
+        if half
+    ]
+    outputs = [run.communicate(timeout=300)[0] for run in runs]
+    assert all(run.returncode == 0 for run in runs)
+    return [json.loads(line) for output in outputs for line in output.splitlines()]
+
+
+async def assert_same_words(data: Path, split: str, played: list[dict[str, Any]]) -> int:
+    factory = AlfworldFactory(AlfworldOptions(data=data, horizon=1000))
+    tasks = {task.id: task for task in await factory.tasks(split)}
+    compared = 0
+    try:
+        for game in played:
+            path = Path(game["game"])
+            environment = factory.make(tasks[f"{split}/{path.parent.parent.name}/{path.parent.name}"])
+            state = await environment.start()
+            for action, (text, admissible) in zip([*game["actions"], None], game["states"], strict=True):
+                assert state.text == text.strip("\n")
+                assert list(state.admissible_actions or ()) == admissible
+                compared += 1
+                if action is not None:
+                    outcome = await environment.step(action)
+                    state = outcome.next_state
+            assert outcome.success == game["won"]
+            await environment.aclose()
+    finally:
+        await factory.aclose()
+    return compared
+
+
+@pytest.mark.slow
+async def test_every_text_equals_the_untouched_engines_over_a_hundred_steps(tmp_path: Path) -> None:
+    games = [write_official_game(tmp_path, "train", index) for index in range(6)]
+    assert await assert_same_words(tmp_path, "train", reference(games, steps=20, seed=1)) > 100
+
+
+@pytest.mark.slow
+async def test_the_official_games_read_as_the_benchmark_distributes_them(
+    tmp_path: Path, real_data: Path
+) -> None:
+    with tarfile.open(real_data / "alfworld" / "official_layout_sample.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    games = sorted(tmp_path.glob("*/*/*/*/game.tw-pddl"))[::5]
+    assert await assert_same_words(tmp_path, "valid_seen", reference(games, steps=12, seed=2)) > 40
+
+
+@pytest.fixture
+async def factory() -> AsyncIterator[AlfworldFactory]:
+    made = AlfworldFactory(AlfworldOptions(step_timeout=20))
+    yield made
+    await made.aclose()
+
+
+async def started(factory: AlfworldFactory, count: int) -> list[AlfworldEnvironment]:
+    tasks = await factory.tasks("train", min(count, 6))
+    environments = [factory.make(tasks[number % len(tasks)]) for number in range(count)]
+    await asyncio.gather(*(environment.start() for environment in environments))
+    return environments
+
+
+def engine_pid(environment: AlfworldEnvironment) -> int:
+    assert environment._engine is not None
+    return environment._engine.pid
+
+
+async def test_a_killed_engine_costs_its_own_episode_and_no_other(factory: AlfworldFactory) -> None:
+    victim, *others = await started(factory, 4)
+    os.kill(engine_pid(victim), signal.SIGKILL)
+    with pytest.raises(EpisodeFailedError, match=r"exit status -9") as caught:
+        await victim.step("look")
+    assert caught.value.kind is FailureKind.CRASHED
+    for other in others:
+        assert (await other.step("look")).next_state.text
+        await other.aclose()
+
+
+async def test_a_hung_engine_times_out_alone(tmp_path: Path) -> None:
+    factory = AlfworldFactory(AlfworldOptions(step_timeout=6))
+    victim, other = await started(factory, 2)
+    os.kill(engine_pid(victim), signal.SIGSTOP)
+    with pytest.raises(EpisodeFailedError) as caught:
+        await victim.step("look")
+    assert caught.value.kind is FailureKind.TIMEOUT
+    assert (await other.step("look")).next_state.text
+    await factory.aclose()
+
+
+async def test_when_the_host_dies_its_episodes_fail_and_the_next_one_starts_a_new_host(
+    factory: AlfworldFactory,
+) -> None:
+    (victim,) = await started(factory, 1)
+    host = factory._engines._host
+    assert host is not None
+    os.kill(host._process.pid, signal.SIGKILL)
+    host._process.wait()
+    await victim.aclose()
+    (survivor,) = await started(factory, 1)
+    assert (await survivor.step("look")).next_state.text
+    await survivor.aclose()
+
+
+async def test_sixty_four_episodes_are_in_flight_at_once(factory: AlfworldFactory) -> None:
+    environments = await started(factory, 64)
+    assert len({engine_pid(environment) for environment in environments}) == 64
+    outcomes = await asyncio.gather(*(environment.step("inventory") for environment in environments))
+    assert {outcome.next_state.text for outcome in outcomes} == {"You are not carrying anything."}
+    await asyncio.gather(*(environment.aclose() for environment in environments))
+
+
+async def test_ending_an_episode_ends_its_process(factory: AlfworldFactory) -> None:
+    (environment,) = await started(factory, 1)
+    pid = engine_pid(environment)
+    await environment.aclose()
+    await environment.aclose()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(EpisodeOverError):
+        await environment.step("look")
+
+
+async def test_an_engine_that_cannot_be_loaded_says_why() -> None:
+    engines = Engines("dreamgym.nowhere:Engine", {}, limit=1)
+    with pytest.raises(DreamGymError, match=r"No module named 'dreamgym.nowhere'"):
+        await engines.open()
+
+
+async def test_engines_given_up_while_they_start_are_ended_and_take_no_answer_of_others() -> None:
+    engines = Engines("types:SimpleNamespace", {}, limit=4)
+    await (await engines.open()).aclose()
+    for turns in range(12):  # of the event loop, until it is cancelled: before, in and after the fork
+        opening = asyncio.create_task(engines.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await opening).aclose()
+    one = await engines.open()
+    psutil.Process(one.pid).kill()
+    with pytest.raises(EpisodeFailedError, match=r"the engine died at 'anything' \(exit status -9\)"):
+        await one.ask({"do": "anything"}, timeout=10)
+    (host,) = [each for each in psutil.Process().children() if "types:SimpleNamespace" in each.cmdline()]
+    assert host.children() == []
+    engines.close()

@@ -1,0 +1,75 @@
+"""What a policy dreamt, replayed in the real ALFWorld engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dreamgym.cli import app
+from dreamgym.config import Config, config_json
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.registry import open_environment
+from dreamgym.evaluation.audit import audit
+from dreamgym.types import Outcome, State, Trajectory, Transition
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Trajectory]:
+    """Real successes of experts, told as dreams."""
+    experts = (e for e in read_trajectories(builtin_dataset()) if e.provenance.policy == "expert")
+    short = (each for each in experts if len(each) < 10)
+    found = list(islice(short, 2))
+    return [
+        replace(each, id=f"dream-{n}", provenance=replace(each.provenance, source="synthetic"))
+        for n, each in enumerate(found)
+    ]
+
+
+def forgiving(trajectory: Trajectory) -> Trajectory:
+    """The same, but the dream gives a thing that is not there, and calls it success."""
+    first = trajectory.transitions[0]
+    told = State(text="You pick up the moon 1.")
+    taken = Outcome(next_state=told, reward=1.0, terminated=True, success=True)
+    turn = Transition(state=first.state, action="take moon 1 from desk 1", outcome=taken)
+    return replace(trajectory, id=f"{trajectory.id} forgiving", transitions=(turn,))
+
+
+async def test_a_faithful_dream_arrives_and_a_forgiving_one_is_told_by_its_verb(
+    recorded: list[Trajectory],
+) -> None:
+    elsewhere = replace(recorded[0], id="elsewhere", start=State(text="You are on the moon."))
+    made_up = replace(recorded[0], id="made up", task=replace(recorded[0].task, id="generated/nothing"))
+    factory = open_environment("alfworld", {})
+    try:
+        found = await audit(factory, [*recorded, forgiving(recorded[0]), elsewhere, made_up])
+    finally:
+        await factory.aclose()
+    assert (found.episodes, found.left_out) == (3, 2)
+    assert found.successes.value == pytest.approx(2 / 3)
+    assert found.faithful.value == pytest.approx(2 / 3)
+    assert found.by_verb == {"take": 1}
+    (departure,) = found.departures
+    assert (departure.dreamt, departure.real) == ("You pick up the moon 1.", "Nothing happens.")
+
+
+def test_the_command_reads_what_a_run_kept_and_refuses_a_run_in_reality(
+    recorded: list[Trajectory], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with TrajectoryWriter(run / "trajectories") as writer:
+        writer.append([forgiving(recorded[0])])
+    (run / "config.json").write_text(config_json(Config()), encoding="utf-8")
+    told = CliRunner().invoke(app, ["experience", "audit", str(run), "--json"])
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["by_verb"] == {"take": 1}
+    real = Config().model_copy(update={"train": Config().train.model_copy(update={"world": "real"})})
+    (run / "config.json").write_text(config_json(real), encoding="utf-8")
+    refused = CliRunner().invoke(app, ["experience", "audit", str(run)])
+    assert refused.exit_code != 0
+    assert "practised in reality" in refused.output

@@ -1,0 +1,152 @@
+"""Fidelity from traces alone: an environment that is installed nowhere is measured as far as they tell."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from dreamgym.cli import app
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.alfworld import SPEC
+from dreamgym.experience.annotation_store import AnnotationStore
+from dreamgym.experience.dataset import held_out
+from dreamgym.experience.plain_annotator import PlainAnnotator
+from dreamgym.training.annotators import same_annotator
+from dreamgym.types import Annotation, Note, Outcome, Provenance, State, Task, Trajectory, Transition
+
+torch.set_num_threads(1)
+SMALL = (
+    "--model",
+    "nano",
+    "--steps",
+    "2",
+    "--set",
+    "experience.batch=2",
+    "--set",
+    "experience.vocabulary=300",
+)
+
+
+def dreamgym(*words: object, typed: str = "") -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], input=typed)
+
+
+def bought(number: int) -> Trajectory:
+    start, end = State(text=f"A shop with lamp {number}."), State(text=f"You pick up the lamp {number}.")
+    outcome = Outcome(next_state=end, reward=1.0, terminated=True, success=True)
+    return Trajectory(
+        id=f"trace {number}",
+        task=Task(id=f"task {number}", instruction=f"buy lamp {number}", environment="shop"),
+        start=start,
+        transitions=(Transition(state=start, action=f"buy lamp {number}", outcome=outcome),),
+        provenance=Provenance(source="real", policy="somebody"),
+    )
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shop")
+    with TrajectoryWriter(folder) as writer:
+        writer.append(bought(number) for number in range(12))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("taught") / "run"
+    share = "experience.validation=0.25"
+    told = dreamgym(
+        *("experience", "train", "--data", shop, "--env", "shop", *SMALL, "--set", share, "--out", out)
+    )
+    assert told.exit_code == 0, told.output
+    return out
+
+
+def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_to_be_missing(
+    run: Path, shop: Path
+) -> None:
+    kept = [each for each in read_trajectories(shop) if held_out(each.task.id, 0.25)]
+    assert 0 < len(kept) < 12
+    told = dreamgym("experience", "eval", run, "--data", shop, "--held-out", "--json")
+    assert told.exit_code == 0, told.output
+    assert f"{len(kept)} of 12 tasks were held out from teaching" in told.stderr
+    assert "environment 'shop' is not installed here: dream → real is left out" in told.stderr
+    found = json.loads(told.stdout)
+    assert found["episodes"] == found["steps"]["predictions"] == len(kept)
+    assert found["dream_to_real"] is None
+    assert found["left_out"] == {"dream_to_real": "the real environment was not at hand"}
+    assert found["steps"]["object_f1"]["count"] == len(kept)  # the sheets in hindsight name the lamps
+    assert found["asked"] == {
+        **{"reward": "model", "without": [], "seed": 0, "data": [str(shop)]},
+        **{"held_out": True, "tasks": len(kept), "teacher": "plain"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "environment 'shop' is not installed here"),
+        (["--data", "SHOP", "--reward", "sheet"], "expected --reward model"),
+        (["--data", "SHOP", "--env", "alfworld"], "expected trajectories of the environment 'alfworld'"),
+        (["--env", "alfworld", "--held-out"], "--held-out chooses among trajectories that you give"),
+        (["--data", "TAUGHT", "--held-out"], "experience.validation=0.25, which holds out none of these 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_the_reason(
+    words: list[str], message: str, run: Path, shop: Path, tmp_path: Path
+) -> None:
+    taught = next(each for each in read_trajectories(shop) if not held_out(each.task.id, 0.25))
+    with TrajectoryWriter(tmp_path) as writer:
+        writer.append([taught])
+    places = {"SHOP": shop, "TAUGHT": tmp_path}
+    told = dreamgym("experience", "eval", run, *(places.get(word, word) for word in words))
+    assert told.exit_code == 2, told.output
+    assert message in " ".join(told.stderr.split())
+
+
+def test_a_dream_of_an_environment_that_is_not_installed_is_played_from_its_traces(
+    run: Path, shop: Path
+) -> None:
+    told = dreamgym("play", "--dream", run, "--trajectories", shop, "--task", "task 3", typed=":sheet\n")
+    assert told.exit_code == 0, told.output
+    assert "Task: buy lamp 3" in told.output
+    assert "lamp 3: pickupable" in told.output
+    told = dreamgym("play", "--dream", run)
+    assert told.exit_code == 2
+    assert "name the trajectories that know its tasks (--trajectories)" in " ".join(told.stderr.split())
+
+
+def test_a_teacher_that_cannot_be_asked_again_is_stood_in_for_and_that_is_said(
+    run: Path, shop: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for name in ("model", "replay.sqlite"):
+        (copy / name).symlink_to(run / name)
+    about = json.loads((run / "run.json").read_text(encoding="utf-8")) | {"teacher": "a friend"}
+    (copy / "run.json").write_text(json.dumps(about), encoding="utf-8")
+    told = dreamgym("experience", "eval", copy, "--data", shop, "--episodes", 1, "--json")
+    assert told.exit_code == 0, told.output
+    assert "was taught by 'a friend', of whom" in " ".join(told.stderr.split())
+    assert json.loads(told.stdout)["asked"]["teacher"] == "plain"
+
+
+async def test_a_run_is_measured_by_the_teacher_it_was_taught_by(tmp_path: Path) -> None:
+    assert same_annotator(None, SPEC, tmp_path).name == "alfworld-rules"
+    assert same_annotator("alfworld-rules", SPEC, tmp_path).name == "alfworld-rules"
+    assert same_annotator("plain", SPEC, tmp_path).name == "plain"
+    assert same_annotator(None, None, tmp_path).name == "plain"
+    assert same_annotator("a friend", None, tmp_path).name == "plain"
+    known, unknown = bought(1), replace(bought(2), id="never explained")
+    wrote = Annotation(plan="p", success_mode="s", failure_mode="f", notes=(Note(reasoning="it was there."),))
+    with AnnotationStore(tmp_path) as store:
+        store.append(known.id, "a friend", wrote)
+    again = same_annotator("a friend", None, tmp_path)
+    assert again.name == "a friend"
+    assert (await again.annotate(known)).notes == wrote.notes
+    assert await again.annotate(unknown) == await PlainAnnotator().annotate(unknown)

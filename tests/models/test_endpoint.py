@@ -1,0 +1,355 @@
+"""Endpoints through real HTTP: the same answers as in process, asked once, kept, and refused by kind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dreamgym.config import Config, EndpointConfig, validate
+from dreamgym.errors import ConfigError, EndpointError, EpisodeFailedError, StoreError
+from dreamgym.experience.rubric_judge import RubricJudge, Scores
+from dreamgym.models.endpoint import protocol
+from dreamgym.models.endpoint.cache import ReplyCache
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.endpoint.language_model import EndpointLanguageModel
+from dreamgym.models.endpoint.retry import AttemptFailedError
+from dreamgym.models.http_server import Answer, Asked, HttpServer
+from dreamgym.models.registry import LanguageModels, check_named, find_endpoint
+from dreamgym.models.usage import Spending
+from dreamgym.types import (
+    Completion,
+    CompletionRequest,
+    FailureKind,
+    Outcome,
+    State,
+    Task,
+    Transition,
+)
+from tests.models.scripted_endpoint import MODEL, served
+
+QUESTION = CompletionRequest(prompt="You see a fridge 1, a drawer", max_tokens=8)
+
+
+async def test_a_reply_over_http_is_the_one_that_the_model_gives_in_process() -> None:
+    async with served() as server:
+        endpoint = Endpoint("x", server.settings(logprobs=True))
+        chat = Endpoint("x", server.settings(kind="chat", logprobs=True))
+        for request in (
+            QUESTION,
+            CompletionRequest(prompt="go to", system="You are an agent.", max_tokens=5),
+            CompletionRequest(prompt="go to", system="Act.", turns=(("look", "a fridge 1"),), max_tokens=5),
+            CompletionRequest(prompt="open", temperature=1.0, top_p=0.9, seed=7, max_tokens=6, stop=("\n",)),
+            CompletionRequest(prompt="", prompt_token_ids=(5, 6, 7), max_tokens=3),
+        ):
+            right = await server.local.complete(request)
+            assert await endpoint.ask(request, role="agent") == right
+            if request.prompt_token_ids is None:
+                assert await chat.ask(request, role="agent") == right
+        await endpoint.aclose()
+        await chat.aclose()
+
+
+async def test_an_equal_request_in_flight_is_asked_once_and_another_seed_is_not_equal() -> None:
+    async with served() as server:
+        spending = Spending()
+        endpoint = Endpoint("x", server.settings(), spending=spending)
+        first = await asyncio.gather(*(endpoint.ask(QUESTION, role="agent") for _ in range(20)))
+        assert len(set(first)) == 1
+        assert server.completions == 1
+        row = spending.total
+        assert (row.requests, row.shared, row.asked, row.hit_rate) == (1, 19, 20, 0.95)
+        sampled = [
+            CompletionRequest(prompt="You see", temperature=1.0, seed=seed, max_tokens=8, stop=("\n",))
+            for seed in range(6)
+        ]
+        replies = await asyncio.gather(*(endpoint.ask(each, role="agent") for each in sampled))
+        assert server.completions == 7
+        assert len({reply.text for reply in replies}) > 1
+        await endpoint.aclose()
+
+
+async def test_whoever_gives_up_takes_the_reply_from_nobody_else() -> None:
+    async with served() as server:
+        endpoint = Endpoint("x", server.settings())
+        hasty = asyncio.create_task(endpoint.ask(QUESTION, role="agent"))
+        patient = asyncio.create_task(endpoint.ask(QUESTION, role="agent"))
+        await asyncio.sleep(0)
+        hasty.cancel()
+        assert (await patient).text
+        assert server.completions == 1
+        alone = asyncio.create_task(endpoint.ask(CompletionRequest(prompt="open"), role="agent"))
+        await asyncio.sleep(0)
+        alone.cancel()  # and whoever comes now must not be given the cancelled one
+        request = CompletionRequest(prompt="open", stop=("\n",))
+        reply = await endpoint.ask(request, role="agent")
+        assert reply.text == (await server.local.complete(request)).text
+        await endpoint.aclose()
+
+
+async def test_when_the_one_who_asks_gives_up_the_next_in_line_asks_again() -> None:
+    asked, go = 0, asyncio.Event()
+
+    async def handle(_: Asked) -> Answer:
+        nonlocal asked
+        asked += 1
+        await go.wait()
+        return Answer.json({"choices": [{"text": "mug 1", "finish_reason": "stop"}]})
+
+    server = HttpServer(handle)
+    await server.start()
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, kind="completions"))
+    hasty, *patient = (asyncio.create_task(endpoint.ask(QUESTION, role="agent")) for _ in range(4))
+    while not asked:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    hasty.cancel()
+    go.set()
+    assert {reply.text for reply in await asyncio.gather(*patient)} == {"mug 1"}
+    assert asked == 2
+    row = endpoint.spending.total
+    assert (row.sent, row.requests, row.shared) == (2, 1, 3)
+    with pytest.raises(asyncio.CancelledError):
+        await hasty
+    await endpoint.aclose()
+    await server.aclose()
+
+
+async def test_an_error_reaches_all_who_waited_for_the_same_reply() -> None:
+    async with served() as server:
+        endpoint = Endpoint("x", server.settings(model="another"))
+        found = await asyncio.gather(
+            *(endpoint.ask(QUESTION, role="agent") for _ in range(3)), return_exceptions=True
+        )
+        assert [type(each) for each in found] == [EndpointError] * 3
+        assert endpoint.spending.total.sent == 1
+        await endpoint.aclose()
+
+
+async def test_closing_leaves_nobody_waiting() -> None:
+    async def handle(_: Asked) -> Answer:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    server = HttpServer(handle)
+    await server.start()
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, concurrency=2))
+    requests = [CompletionRequest(prompt=f"{number}") for number in range(4)]  # two of them wait for a place
+    asking = [asyncio.create_task(endpoint.ask(each, role="agent")) for each in requests]
+    await asyncio.sleep(0.1)
+    await endpoint.aclose()
+    found = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 5)
+    assert [type(each) for each in found] == [EpisodeFailedError] * 4
+    assert "closed" in str(found[-1])
+    await server.aclose()
+
+
+async def test_replies_outlive_the_process_that_asked_for_them(tmp_path: Path) -> None:
+    async with served() as server:
+        config = validate(Config, {"endpoints": {"near": server.settings().model_dump()}})
+        sampled = CompletionRequest(prompt="go", temperature=1.0, seed=3, max_tokens=4, stop=("\n",))
+        for _ in range(2):
+            async with LanguageModels(config, folder=tmp_path) as models:
+                model = models.open("endpoint:near", role="teacher")
+                kept = await model.complete(QUESTION)
+                await model.complete(sampled)
+        assert kept == await EndpointLanguageModel(Endpoint("x", server.settings()), role="x").complete(
+            QUESTION
+        )
+        # The greedy one once, the sampled one twice (seeds were not promised to be kept to), then ours.
+        assert server.completions == 1 + 2 + 1
+        spent = json.loads((tmp_path / "spending.json").read_text(encoding="utf-8"))
+        (row,) = spent["rows"]
+        assert (row["endpoint"], row["role"], row["requests"], row["cache_hits"]) == ("near", "teacher", 3, 1)
+        assert spent["hit_rate"] == 0.25
+
+
+def test_a_damaged_cache_costs_its_replies_and_no_more(tmp_path: Path) -> None:
+    cache = ReplyCache(tmp_path / "replies.sqlite")
+    said = Completion(text="ja ☃", token_ids=(1, 2), logprobs=(-0.5, -1.0), finish_reason="length")
+    cache.put(b"one", said)
+    assert cache.get(b"one") == said
+    assert cache.get(b"two") is None
+    with sqlite3.connect(tmp_path / "replies.sqlite") as rows:
+        rows.execute("UPDATE replies SET reply = x'00ff'")
+    assert cache.get(b"one") is None
+    cache.put(b"one", said)
+    assert cache.get(b"one") == said
+    cache.close()
+    (tmp_path / "other").write_text("not a database, but long enough to be looked at as one " * 40)
+    with pytest.raises(StoreError, match="cannot keep replies"):
+        ReplyCache(tmp_path / "other")
+
+
+async def test_a_judge_gets_valid_scores_from_a_server_that_holds_replies_to_a_schema() -> None:
+    """Random weights would never write JSON by themselves: it is the schema that does it."""
+
+    async with served() as server:
+        endpoint = Endpoint("x", server.settings(kind="chat"))
+        request = CompletionRequest(prompt="Judge.", schema=Scores.model_json_schema(), max_tokens=200)
+        reply = await endpoint.ask(request, role="judge")
+        assert Scores.model_validate_json(reply.text)
+        unbounded = CompletionRequest(
+            prompt="You see a fridge 1, a drawer",
+            max_tokens=4,
+            schema={"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+        )
+        assert (await endpoint.ask(unbounded, role="judge")).text  # refused, plainer too, then asked without
+        assert not endpoint.dialect.json_schema
+        sent = [json.loads(asked.body) for asked in server.asked]
+        assert ["response_format" in body for body in sent] == [True, True, True, False]
+        await endpoint.aclose()
+
+
+async def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_as_a_local_model_would() -> None:
+    async with served() as server:
+        endpoint = Endpoint("x", server.settings())
+        judge = RubricJudge(EndpointLanguageModel(endpoint, role="judge"), name="nano", max_tokens=12)
+        outcome = Outcome(next_state=State(text="a drawer 2"), reward=0.0, terminated=False)
+        step = Transition(state=State(text="a fridge 1"), action="look", outcome=outcome)
+        task = Task(id="t", instruction="look", environment="kitchen")
+        with pytest.raises(EpisodeFailedError, match="reads at most 1024 tokens") as caught:
+            await judge.score(task, (), step)
+        assert caught.value.kind is FailureKind.BUDGET
+        assert server.completions == 1  # once more would not make it shorter
+        await endpoint.aclose()
+
+
+@pytest.mark.parametrize("json_schema", ["auto", "no"])
+async def test_choices_are_kept_to_by_the_server_or_not_answered(json_schema: str) -> None:
+    async with served() as server:
+        endpoint = Endpoint("x", server.settings(json_schema=json_schema))
+        request = CompletionRequest(
+            prompt="You see", choices=(" go north", " look"), max_tokens=30, stop=("\n",)
+        )
+        if json_schema == "auto":
+            assert (await endpoint.ask(request, role="agent")).text in (" go north", " look")
+        else:
+            with pytest.raises(EpisodeFailedError, match="expected one of 2 choices") as caught:
+                await endpoint.ask(request, role="agent")
+            assert caught.value.kind is FailureKind.PARSE_ERROR
+            assert server.completions == 1  # asking a greedy model again would not help
+        await endpoint.aclose()
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "message"),
+    [("other", MODEL, "the key was refused"), ("", "gpt", "this server has the model 'nano' alone")],
+)
+async def test_a_wrong_key_or_model_is_said_at_once(
+    key: str, model: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(key="right" if key else "") as server:
+        monkeypatch.setenv("DREAMGYM_API_KEY", key)
+        endpoint = Endpoint("x", server.settings(model=model))
+        with pytest.raises(EndpointError, match=message):
+            await endpoint.ask(QUESTION, role="agent")
+        assert server.completions == 1
+        await endpoint.aclose()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model's maximum context length is 8192 tokens. However, your prompt contains at least 8193 "
+        "input tokens, which exceeds this limit even without any output tokens.",
+        "max_tokens=9000 cannot be greater than max_model_len=8192. Please request fewer output tokens. "
+        "(parameter=max_tokens, value=9000)",
+    ],
+)
+async def test_vllm_is_understood_when_it_says_that_a_request_is_too_long(said: str) -> None:
+    """Its words, as vLLM 0.32 has answered."""
+
+    async def handle(asked: Asked) -> Answer:
+        return Answer.json({"error": {"message": said, "type": "BadRequestError", "code": 400}}, 400)
+
+    server = HttpServer(handle)
+    await server.start()
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model="m", pause_seconds=0.01))
+    with pytest.raises(EpisodeFailedError, match="1 attempts") as caught:
+        await endpoint.ask(QUESTION, role="agent")
+    assert caught.value.kind is FailureKind.BUDGET
+    await endpoint.aclose()
+    await server.aclose()
+
+
+async def test_fields_that_a_server_does_not_know_are_left_out_from_then_on() -> None:
+    """A server in the manner of newer hosted ones: another name for the limit, no seeds."""
+    bodies: list[dict[str, Any]] = []
+
+    async def handle(asked: Asked) -> Answer:
+        body = json.loads(asked.body)
+        bodies.append(body)
+        for name, told in (("max_tokens", "use max_completion_tokens"), ("seed", "unknown field seed")):
+            if name in body:
+                return Answer.json({"error": {"message": f"Unsupported parameter: {told}"}}, 400)
+        said = {"role": "assistant", "content": "yes"}
+        return Answer.json({"choices": [{"message": said, "finish_reason": "stop"}]})
+
+    server = HttpServer(handle)
+    await server.start()
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model="o", pause_seconds=0.01))
+    request = CompletionRequest(prompt="well?", temperature=0.5)
+    assert (await endpoint.ask(request, role="agent")).text == "yes"
+    await endpoint.ask(CompletionRequest(prompt="sure?", temperature=0.5), role="agent")
+    assert [("max_tokens" in body, "seed" in body) for body in bodies] == [
+        (True, True),
+        (False, True),
+        (False, False),
+        (False, False),
+    ]
+    await endpoint.aclose()
+    await server.aclose()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'{"choices": []}',
+        b'{"choices": [{"text": 3}]}',
+        b'{"choices": [{"text": "\\ud800"}]}',
+        b'{"choices": [{"text": "  "}]}',
+        b'{"choices": [{"message": {"content": null}}]}',
+        b'{"choices": [{"text": "a", "token_ids": ["x"]}]}',
+        b'{"choices": [{"text": "a", "logprobs": {"token_logprobs": [NaN]}}]}',
+        b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": -1}}',
+        b'{"choices": [{"text": "a"}]',
+        b"\xff\xfe",
+    ],
+)
+def test_a_reply_that_is_not_whole_is_never_read_as_one(raw: bytes) -> None:
+    with pytest.raises(AttemptFailedError) as caught:
+        protocol.read(raw, QUESTION, enforced=False)
+    assert caught.value.kind is FailureKind.PARSE_ERROR
+
+
+def test_a_model_that_declines_is_told_from_one_that_babbles() -> None:
+    for raw in (
+        b'{"choices": [{"message": {"content": null, "refusal": "no"}}]}',
+        b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}',
+    ):
+        with pytest.raises(AttemptFailedError) as caught:
+            protocol.read(raw, QUESTION, enforced=False)
+        assert (caught.value.kind, caught.value.again) == (FailureKind.REFUSED, False)
+
+
+def test_names_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STRONG_KEY", raising=False)
+    strong = {"url": "http://localhost:1", "model": "m", "key_from": "STRONG_KEY"}
+    config = validate(Config, {"endpoints": {"strong": strong}, "budget": {"money": 1.0}})
+    with pytest.raises(ConfigError, match=r"no endpoint 'strog'; did you mean 'strong'\?"):
+        find_endpoint("endpoint:strog", config.endpoints)
+    with pytest.raises(ConfigError, match=r"\$STRONG_KEY, which is not set"):
+        check_named("endpoint:strong", config)
+    monkeypatch.setenv("STRONG_KEY", "sk-1")
+    with pytest.raises(ConfigError, match="needs its input_price and output_price"):
+        check_named("endpoint:strong", config)
+    with pytest.raises(ConfigError, match="expected hf:NAME_OR_PATH, endpoint:NAME"):
+        check_named("gpt", config)
+    assert find_endpoint("a@b@http://localhost:2/v1", {}).model == "a@b"

@@ -1,0 +1,102 @@
+"""What endpoints cost: counted once, by stage and role, and never above the budget."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from dreamgym.config import BudgetConfig, Config, validate
+from dreamgym.errors import BudgetSpentError, StoreError
+from dreamgym.models.endpoint.client import Endpoint
+from dreamgym.models.registry import LanguageModels
+from dreamgym.models.usage import Spending, Spent, stage
+from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
+from dreamgym.types import CompletionRequest
+from tests.models.scripted_endpoint import served
+
+
+def question(number: int) -> CompletionRequest:
+    return CompletionRequest(prompt=f"You see a drawer {number}", max_tokens=8, stop=("\n",))
+
+
+async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_it() -> None:
+    async with served() as server:
+        settings = server.settings(input_price=1.0, output_price=10.0)
+        config = validate(Config, {"endpoints": {"near": settings.model_dump()}})
+        async with LanguageModels(config) as models:
+            teacher = models.open("endpoint:near", role="teacher")
+            judge = models.open("endpoint:near", role="judge")
+            with stage("annotation"):
+                await teacher.complete(question(1))
+            with stage("practice"):
+                await asyncio.gather(*(judge.complete(question(n)) for n in range(2, 5)))
+            meter = server.local.meter
+            total = models.spending.total
+            assert total.prompt_tokens == meter.prompt_tokens
+            assert total.reply_tokens == meter.sampled_tokens
+            assert total.money == pytest.approx(total.prompt_tokens / 1e6 + total.reply_tokens / 1e5)
+            counted = {place: row.requests for place, row in models.spending.rows.items()}
+            assert counted == {("annotation", "teacher", "near"): 1, ("practice", "judge", "near"): 3}
+            assert models.endpoint("near") is models.endpoint("endpoint:near")
+
+
+@pytest.mark.parametrize("limit", [{"money": 0.00005}, {"tokens": 400}, {"requests": 7}])
+async def test_a_run_stops_before_its_budget_is_exceeded_and_what_was_answered_is_kept(
+    limit: dict[str, float], tmp_path: Path
+) -> None:
+    async with served() as server:
+        endpoints = {"near": server.settings(input_price=0.1, output_price=1.0).model_dump()}
+        config = validate(Config, {"endpoints": endpoints, "budget": limit})
+        async with LanguageModels(config, folder=tmp_path) as models:
+            model = models.open("endpoint:near", role="agent")
+            answers = await asyncio.gather(
+                *(model.complete(question(n)) for n in range(60)), return_exceptions=True
+            )
+        refused = [answer for answer in answers if isinstance(answer, BudgetSpentError)]
+        answered = [answer for answer in answers if not isinstance(answer, BaseException)]
+        assert len(refused) + len(answered) == 60
+        assert refused
+        assert answered
+        assert "raise the budget" in str(refused[0])
+        spent = models.spending.total
+        assert spent.money + spent.perhaps <= limit.get("money", 1)
+        assert spent.prompt_tokens + spent.reply_tokens <= limit.get("tokens", 1e9)
+        assert spent.sent <= limit.get("requests", 1e9)
+        asked = server.completions
+        async with LanguageModels(config, folder=tmp_path) as again:  # going on is no way around it
+            model = again.open("endpoint:near", role="agent")
+            assert await model.complete(question(0)) == answers[0]  # from the cache, which costs nothing
+            with pytest.raises(BudgetSpentError):
+                await asyncio.gather(*(model.complete(question(n)) for n in range(100, 160)))
+        assert server.completions <= asked + 1
+        richer = config.model_copy(update={"budget": BudgetConfig(money=100.0)})
+        async with LanguageModels(richer, folder=tmp_path) as more:
+            model = more.open("endpoint:near", role="agent")
+            await asyncio.gather(*(model.complete(question(n)) for n in range(60)))
+
+
+async def test_requests_without_an_answer_count_against_the_budget_as_if_they_had_been_paid() -> None:
+    async with served() as server, ChaosProxy(server.url, ChaosPlan(truncated=1.0)) as proxy:
+        settings = server.settings(url=proxy.url, input_price=0.0, output_price=1e6, attempts=50)
+        spending = Spending(BudgetConfig(money=20.0))  # a reply of 8 tokens may cost 8
+        endpoint = Endpoint("x", settings, spending=spending)
+        with pytest.raises(BudgetSpentError, match=r"16 is spent, and the next request may take 8"):
+            await endpoint.ask(question(1), role="agent")
+        assert (spending.total.money, spending.total.perhaps, spending.total.sent) == (0.0, 16.0, 2)
+        await endpoint.aclose()
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_nothing_spent(tmp_path: Path) -> None:
+    file = tmp_path / "spending.json"
+    spending = Spending(file=file)
+    spending.row("agent", "x").add(Spent(requests=3, money=1.5))
+    spending.save()
+    assert Spending(file=file).total == Spent(requests=3, money=1.5)
+    assert json.loads(file.read_text(encoding="utf-8"))["rows"][0]["money"] == 1.5
+    for damaged in ("", "{}", '{"rows": [{}]}', '{"rows": [3]}'):
+        file.write_text(damaged, encoding="utf-8")
+        with pytest.raises(StoreError, match="what was spent so far"):
+            Spending(file=file)

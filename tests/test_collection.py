@@ -1,0 +1,135 @@
+"""Collecting: exactly what was asked for, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dreamgym.data.trajectories import read_trajectories
+from tests.command import DREAMGYM, INTERRUPTIBLE, dreamgym
+
+TEXTWORLD = ("--env", "textworld")
+
+
+def rows(folder: Path) -> int:
+    return sum(shard.read_bytes().count(b"\n") for shard in folder.glob("*.jsonl"))
+
+
+def killed_at(count: int, arguments: list[object], folder: Path) -> None:
+    """Start a collection and end it with SIGKILL once `count` rows are on disk."""
+    process = subprocess.Popen([*DREAMGYM, *map(str, arguments)], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    try:
+        while rows(folder) < count:
+            assert process.poll() is None, "it finished before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_hundred_episodes_killed_twice_are_a_hundred_none_twice(tmp_path: Path) -> None:
+    out = tmp_path / "trajectories"
+    small = ["--set", "environment.options.family=cooking", "--set", "environment.options.rooms=1"]
+    arguments = [
+        "collect",
+        *TEXTWORLD,
+        *small,
+        "--policy",
+        "noisy:0.3",
+        "--episodes",
+        100,
+        "--out",
+        out,
+        "--json",
+    ]
+    killed_at(20, arguments, out)
+    first = rows(out)
+    killed_at(60, arguments, out)
+    done = dreamgym(*arguments)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert 100 > report["already_there"] >= max(60, first)
+    assert report["already_there"] + report["episodes"] == 100
+    ids = [trajectory.id for trajectory in read_trajectories(out)]
+    assert len(ids) == len(set(ids)) == 100
+    checked = dreamgym("data", "validate", out, "--json")
+    assert checked.returncode == 0
+    assert json.loads(checked.stdout)["valid"] == 100
+
+
+def test_the_same_settings_give_the_same_episodes_whatever_the_concurrency(tmp_path: Path) -> None:
+    common = ["collect", *TEXTWORLD, "--policy", "mix", "--episodes", 20, "--seed", 5]
+    assert dreamgym(*common, "--out", tmp_path / "a").returncode == 0
+    assert dreamgym(*common, "--out", tmp_path / "b", "--set", "collect.concurrency=1").returncode == 0
+    a, b = (
+        {t.id: (t.task, t.start, t.transitions, t.sheet) for t in read_trajectories(tmp_path / name)}
+        for name in "ab"
+    )
+    assert a == b
+    assert len(a) == 20
+
+
+def test_a_folder_is_filled_up_and_refuses_other_settings(tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    assert (
+        dreamgym("collect", *TEXTWORLD, "--policy", "random", "--episodes", 3, "--out", out).returncode == 0
+    )
+    again = dreamgym("collect", *TEXTWORLD, "--policy", "random", "--episodes", 5, "--out", out, "--json")
+    assert json.loads(again.stdout)["already_there"] == 3
+    assert rows(out) == 5
+    other = dreamgym("collect", *TEXTWORLD, "--policy", "expert", "--episodes", 5, "--out", out)
+    assert other.returncode == 2
+    assert "was collected with policy='random', now 'expert' is asked for" in other.stderr
+
+
+def test_admissible_actions_and_world_sheets_can_be_left_out(tmp_path: Path) -> None:
+    arguments = ["collect", *TEXTWORLD, "--policy", "expert", "--episodes", 2]
+    dreamgym(*arguments, "--out", tmp_path / "with")
+    dreamgym(*arguments, "--out", tmp_path / "without", "--no-admissible", "--no-sheet")
+    for trajectory in read_trajectories(tmp_path / "with"):
+        assert trajectory.sheet
+        assert trajectory.start.admissible_actions
+    for trajectory in read_trajectories(tmp_path / "without"):
+        assert trajectory.sheet is None
+        assert trajectory.start.admissible_actions is None
+        assert all(t.outcome.next_state.admissible_actions is None for t in trajectory.transitions)
+
+
+def test_ctrl_c_ends_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", "24", "--out", str(out)]
+    process = subprocess.Popen(
+        [*INTERRUPTIBLE, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 300
+    try:
+        while rows(out) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "interrupted; what was acknowledged is on disk" in told
+    assert "Traceback" not in told
+    stored = rows(out)
+    assert stored >= 2
+    assert len(list(read_trajectories(out))) == stored
+
+
+@pytest.mark.slow
+def test_a_mix_holds_experts_noise_and_chance(tmp_path: Path) -> None:
+    done = dreamgym("collect", *TEXTWORLD, "--episodes", 20, "--policy", "mix", "--out", tmp_path / "t")
+    assert done.returncode == 0
+    policies = Counter(t.provenance.policy for t in read_trajectories(tmp_path / "t"))
+    assert policies == {"expert": 10, "noisy:0.3": 6, "random": 4}
+    assert "states/s" in done.stdout

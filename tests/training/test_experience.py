@@ -1,0 +1,105 @@
+"""Teaching an experience model end to end, on a very small one: a run folder that plays afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from dreamgym.config import Config, ExperienceConfig
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
+from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, StoreError
+from dreamgym.experience.plain_annotator import PlainAnnotator
+from dreamgym.files import lock_directory
+from dreamgym.training.experience import ExperienceRun, load_experience_model, own_memory, teach
+from dreamgym.types import Prediction
+
+
+def small(**changes: object) -> Config:
+    settings = {"model": "nano", "steps": 6, "batch": 4, "vocabulary": 600, "validation": 0.2, **changes}
+    return Config(experience=ExperienceConfig.model_validate(settings))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trajectories")
+    with TrajectoryWriter(folder) as writer:
+        writer.append(islice(read_trajectories(builtin_dataset()), 12))
+    return folder
+
+
+async def test_a_run_folder_holds_all_that_playing_needs(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    progress = await teach(small(), [data], HouseholdAnnotator(), run, actor=AGENT)
+    assert progress.step == 6
+    assert json.loads((run / "run.json").read_text(encoding="utf-8"))["experience"]["model"] == "nano"
+    assert json.loads((run / "curve.json").read_text(encoding="utf-8"))[-1]["step"] == 6
+    with own_memory(run) as memory:
+        experience = load_experience_model(run, memory=memory)
+        trajectory = next(iter(read_trajectories(data)))
+        assert trajectory.sheet is not None
+        first = trajectory.transitions[0]
+        with contextlib.suppress(EpisodeFailedError):  # six steps teach little: a typed failure is fine too
+            predicted = await experience.predict(
+                trajectory.task, trajectory.sheet, [], first.state, first.action
+            )
+            assert isinstance(predicted, Prediction)
+
+
+async def test_what_a_run_was_begun_with_is_kept_and_something_else_is_refused(
+    data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    async def taught(**changes: object) -> None:
+        await teach(
+            small(steps=2, precision="fp32", **changes), [data], HouseholdAnnotator(), run, actor=AGENT
+        )
+
+    await taught()
+    kept = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    told = json.loads(kept["run.json"])
+    assert (told["environment"], told["teacher"]) == ("alfworld", "alfworld-rules")
+    with pytest.raises(ConfigError, match=r"was begun with experience\.history=1, now 0 is asked"):
+        await taught(history=0)
+    with pytest.raises(ConfigError, match="was begun with teacher='alfworld-rules', now 'plain'"):
+        await teach(small(steps=2, precision="fp32"), [data], PlainAnnotator(), run, actor=AGENT)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == kept
+    with pytest.raises(ConfigError, match="was made with precision='fp32'"):  # by the checkpoint itself
+        await teach(small(steps=2, precision="bf16"), [data], HouseholdAnnotator(), run, actor=AGENT)
+    assert (run / "run.json").read_bytes() == kept["run.json"]
+    await taught(attempts=5)  # alters nothing that was learnt
+    assert ExperienceRun.read(run).experience.attempts == 5
+
+
+async def test_two_processes_cannot_teach_in_one_folder(data: Path, tmp_path: Path) -> None:
+    with lock_directory(tmp_path), pytest.raises(StoreError, match="another process"):
+        await teach(small(), [data], HouseholdAnnotator(), tmp_path, actor=AGENT)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_run_from_before_teachers_were_written_down_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"experience": {}, "actor": null, "seed": 0}', encoding="utf-8")
+    assert ExperienceRun.read(tmp_path).teacher is None
+
+
+async def test_without_a_buffer_of_yours_demonstrations_come_from_the_very_trajectories(
+    data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    await teach(small(demonstrations=2), [data], HouseholdAnnotator(), run, actor=AGENT)
+    with own_memory(run) as (_, buffer):
+        stored = buffer.stats().rows
+    assert stored == sum(len(trajectory) for trajectory in read_trajectories(data))
+    with pytest.raises(ConfigError, match="was taught with 2 demonstrations"):
+        load_experience_model(run)
+
+
+def test_a_folder_that_is_no_run_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected the folder of an experience model"):
+        load_experience_model(tmp_path)

@@ -1,0 +1,283 @@
+"""Pretrained weights as students: real small models on disk, taught whole or by LoRA, loaded without PEFT."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from dreamgym.config import Config, ExperienceConfig, load_config
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
+from dreamgym.errors import ConfigError
+from dreamgym.experience.dataset import Example
+from dreamgym.experience.finetune import FinetuneSettings, Finetuning, Progress
+from dreamgym.experience.logits import ChosenLogits
+from dreamgym.models.local.language_model import LocalLanguageModel
+from dreamgym.models.tiny import make_model, make_tokenizer
+from dreamgym.training.experience import encoder, teach
+from dreamgym.training.model_setup import LoadedModel, load_model
+
+torch.set_num_threads(1)
+EXAMPLES = [
+    Example(
+        prompt=f"task: say {word}\nstate: a room{' with a door' * (number % 5)}\naction: say {word}\n",
+        reply=f"think: easy.\nchange:\nnext: You say {word}.\nend: no",
+        trajectory_id=str(number),
+        position=0,
+    )
+    for number, word in enumerate(["mug", "pan", "egg", "cup", "fork", "lamp", "desk", "bed"] * 2)
+]
+FAMILIES = ["llama", "lfm2", "gpt2", "gemma2"]
+
+
+@cache
+def tokenizer() -> Any:
+    return make_tokenizer((example.prompt + example.reply for example in EXAMPLES), vocab_size=400)
+
+
+def pretrained(family: str) -> Any:
+    torch.manual_seed(1)
+    shape: dict[str, Any] = {
+        "vocab_size": len(tokenizer()), "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 256,
+    }  # fmt: skip
+    if family == "gpt2":  # its body is no `.model`, and it has dropout
+        return GPT2LMHeadModel(GPT2Config(**shape))  # type: ignore[no-untyped-call]
+    if family == "gemma2":  # caps its logits behind the head
+        shape |= {"intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16}
+        return Gemma2ForCausalLM(Gemma2Config(**shape, final_logit_softcapping=3.0))  # type: ignore[no-untyped-call]
+    return make_model("nano", tokenizer(), family=family)  # type: ignore[arg-type]
+
+
+def read_model(folder: Path) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("pretrained")
+    for family in FAMILIES:
+        pretrained(family).save_pretrained(root / family)
+        tokenizer().save_pretrained(root / family)
+    return {family: root / family for family in FAMILIES}
+
+
+def student_of(folder: Path, **settings: Any) -> LoadedModel:
+    return load_model(ExperienceConfig(model=f"hf:{folder}", **settings), EXAMPLES, seed=3)
+
+
+def run_of(student: LoadedModel, folder: Path, steps: int, **changes: Any) -> Finetuning:
+    chosen = FinetuneSettings(
+        **{
+            **{"steps": steps, "batch": 4, "warmup": 2, "checkpoint_every": 5, "evaluate_every": 5},
+            **{"optimiser": student.optimiser, "learning_rate": 3e-3, "precision": student.precision},
+            **changes,
+        }
+    )
+    encode = encoder(student.tokenizer)
+    return Finetuning(student.model, encode, student.end, EXAMPLES, EXAMPLES, settings=chosen, folder=folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_any_family_learns_and_its_merged_weights_give_the_same_logits(
+    folders: dict[str, Path], tmp_path: Path, family: str, adapter: str
+) -> None:
+    # By itself it would be bf16 where the processor has it, and then merging rounds.
+    student = student_of(folders[family], adapter=adapter, precision="fp32")
+    losses: list[float] = []
+    run_of(student, tmp_path, 20).run(lambda progress: losses.append(progress.loss))
+    assert losses[-1] < 0.95 * losses[0]
+    tokens = torch.tensor([encoder(student.tokenizer)(EXAMPLES[0].prompt)])
+    with torch.no_grad():
+        taught = student.model(input_ids=tokens).logits
+        student.finished().save_pretrained(tmp_path / "model")
+        again = read_model(tmp_path / "model")(input_ids=tokens).logits
+    assert torch.allclose(taught, again, atol=1e-5)
+    untaught = read_model(folders[family])
+    assert not torch.allclose(untaught(input_ids=tokens).logits, again, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_chosen_positions_are_those_of_the_whole_model(family: str) -> None:
+    model = pretrained(family).eval()
+    rows = [torch.randint(3, len(tokenizer()), (length,)) for length in (9, 5, 12)]
+    tokens = torch.zeros(3, 12, dtype=torch.long)
+    chosen = torch.zeros(3, 12, dtype=torch.bool)
+    for row, content in enumerate(rows):
+        tokens[row, : len(content)] = content
+        chosen[row, len(content) - 3 : len(content)] = True
+    with torch.no_grad():
+        found = ChosenLogits(model)(tokens, torch.tensor([9, 5, 12]), chosen)
+        own = torch.cat([model(input_ids=content[None]).logits[0, -3:] for content in rows])
+    assert torch.allclose(found, own, atol=1e-5)
+
+
+def test_a_model_that_padding_disturbs_gets_a_mask() -> None:
+    class Looking(torch.nn.Module):
+        """Every position sees the mean of all that the mask lets it see, later ones too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(20, 20)
+
+        def forward(self, input_ids: Any, attention_mask: Any = None, use_cache: bool = False) -> Any:
+            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            seen = self.table(input_ids) * mask[..., None]
+            mean = seen.sum(1, keepdim=True) / mask.sum(1)[:, None, None]
+            return type("Output", (), {"logits": mean.expand(-1, input_ids.shape[1], -1)})
+
+    model = Looking()
+    short, long = torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8, 9, 10])
+    tokens = torch.stack([torch.nn.functional.pad(short, (0, 2)), long])
+    chosen = torch.tensor([[True, False, False, False, False], [False, True, False, False, False]])
+    found = ChosenLogits(model)(tokens, torch.tensor([3, 5]), chosen)
+    assert torch.allclose(found[0], model(short[None]).logits[0, 0], atol=1e-6)
+    assert torch.allclose(found[1], model(long[None]).logits[0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "adapter"), [("llama", "lora"), ("gpt2", "lora"), ("gpt2", "none")])
+def test_a_resumed_run_ends_with_the_weights_of_one_never_stopped(
+    folders: dict[str, Path], tmp_path: Path, family: str, adapter: str
+) -> None:
+    """gpt2 has dropout, which must not depend on what was drawn before the stop."""
+
+    class Stopped(Exception):  # noqa: N818 - a stop, no error
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 8:
+            raise Stopped
+
+    run_of(student_of(folders[family], adapter=adapter), tmp_path / "whole", 15).run()
+    with pytest.raises(Stopped):
+        run_of(student_of(folders[family], adapter=adapter), tmp_path / "halves", 15).run(stop)
+    torch.randn(7)  # somebody else draws
+    run_of(student_of(folders[family], adapter=adapter), tmp_path / "halves", 15).run()
+    whole, resumed = (
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("whole", "halves")
+    )
+    assert whole["progress"] == resumed["progress"]
+    assert all(torch.equal(whole["model"][name], resumed["model"][name]) for name in whole["model"])
+
+
+def test_a_checkpoint_holds_only_what_learns_and_knows_its_base(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    student = student_of(folders["llama"], adapter="lora", lora_rank=2)
+    run_of(student, tmp_path, 5).run()
+    stored = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert stored["model"]
+    assert all("lora_" in name for name in stored["model"])
+    kept = sum(tensor.numel() for tensor in stored["model"].values())
+    assert kept < student.model.get_base_model().num_parameters() / 5
+    for other in (
+        student_of(folders["llama"], adapter="lora", lora_rank=4),
+        student_of(folders["llama"]),
+        student_of(folders["lfm2"], adapter="lora", lora_rank=2),
+    ):
+        with pytest.raises(ConfigError, match="was made from another model"):
+            run_of(other, tmp_path, 5).run()
+    moved = student_of(folders["llama"], adapter="lora", lora_rank=2)
+    with torch.no_grad():
+        moved.model.get_input_embeddings().weight += 1
+    with pytest.raises(ConfigError, match="was made from another model"):
+        run_of(moved, tmp_path, 5).run()
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_half_precision_products_leave_weights_that_learn_in_whole_numbers(
+    folders: dict[str, Path], tmp_path: Path, adapter: str
+) -> None:
+    student = student_of(folders["llama"], adapter=adapter, precision="bf16")
+    losses: list[float] = []
+    run_of(student, tmp_path, 15).run(lambda progress: losses.append(progress.loss))
+    assert losses[-1] < 0.95 * losses[0]
+    taught = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
+    assert {parameter.dtype for parameter in taught} == {torch.float32}
+
+
+async def test_a_run_from_pretrained_weights_leaves_a_folder_that_needs_no_adapter(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with TrajectoryWriter(tmp_path / "data") as writer:
+        writer.append(islice(read_trajectories(builtin_dataset()), 8))
+    settings = ExperienceConfig(model=f"hf:{folders['llama']}", adapter="lora", steps=3, batch=2)
+    progress = await teach(
+        Config(experience=settings), [tmp_path / "data"], HouseholdAnnotator(), tmp_path / "run", actor=AGENT
+    )
+    assert progress.step == 3
+    assert not list((tmp_path / "run" / "model").glob("adapter*"))
+    loaded = LocalLanguageModel.load(tmp_path / "run" / "model")
+    assert type(loaded.model).__name__ == "LlamaForCausalLM"
+    await loaded.aclose()
+
+
+def test_the_architecture_of_a_model_from_scratch_is_one_switch() -> None:
+    def made(**settings: Any) -> str:
+        student = load_model(ExperienceConfig(model="nano", **settings), EXAMPLES, seed=0)
+        return type(student.model).__name__
+
+    assert made() == "Lfm2ForCausalLM"
+    assert made(family="llama") == "LlamaForCausalLM"
+    with pytest.raises(ConfigError, match=r"experience\.family"):
+        load_config(overrides=["experience.family=rnn"])
+
+
+def test_defaults_follow_the_model(folders: dict[str, Path]) -> None:
+    def chosen(**settings: Any) -> tuple[str, float]:
+        student = load_model(ExperienceConfig(**settings), EXAMPLES, seed=0)
+        return student.optimiser, student.learning_rate
+
+    path = f"hf:{folders['llama']}"
+    assert chosen(model="nano") == ("muon", 3e-3)
+    assert chosen(model=path) == ("adamw", 2e-5)
+    assert chosen(model=path, adapter="lora") == ("adamw", 2e-4)
+    assert chosen(model=path, adapter="lora", learning_rate=1e-3) == ("adamw", 1e-3)
+
+
+def test_what_cannot_be_taught_is_said_before_anything_starts(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    endless = tmp_path / "endless"
+    shutil.copytree(folders["llama"], endless)
+    told = json.loads((endless / "tokenizer_config.json").read_text(encoding="utf-8"))
+    told.pop("eos_token")
+    (endless / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
+    (endless / "special_tokens_map.json").unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match="expected a tokenizer with an end token"):
+        student_of(endless)
+    with pytest.raises(ConfigError, match="cannot read a language model from 'hf:/nowhere/at/all'"):
+        student_of(Path("/nowhere/at/all"))
+    with pytest.raises(ConfigError, match="adapts pretrained weights"):
+        load_model(ExperienceConfig(model="nano", adapter="lora"), EXAMPLES, seed=0)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="needs a GPU"):
+            student_of(folders["llama"], device="cuda")
+
+
+def test_names_that_the_environment_gives_are_exchanged_unless_told_not_to() -> None:
+    text = "You are in the kitchen. You can go north to the pantry. There is a mug 1 and a mug 2."
+    corpus = [Example(prompt=text, reply=text, trajectory_id="1", position=0)]
+    rooms = (frozenset({"kitchen", "pantry", "attic"}),)
+    student = load_model(ExperienceConfig(model="nano"), corpus, 0, names=rooms)
+    words = [[student.tokenizer.decode([token]) for token in group] for group in student.exchangeable]
+    assert [sorted(group) for group in words] == [[" 1", " 2"], [" kitchen", " pantry"]]
+    plain = ExperienceConfig(model="nano", exchange_names=False, exchange_numbers=False)
+    assert load_model(plain, corpus, 0, names=rooms).exchangeable == ()
