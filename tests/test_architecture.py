@@ -15,10 +15,10 @@ FOUNDATION = [
     "protocols",
     "sections",
     "config",
+    "seeding",
     "structured",
     "garbage",
     "files",
-    "seeding",
     "muon",
     "gradients",
 ]

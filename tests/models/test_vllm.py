@@ -21,7 +21,7 @@ from dreamgym.models import tiny
 from dreamgym.models.endpoint.capabilities import check_endpoint
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.structured import json_of
+from dreamgym.structured import extract_json
 from dreamgym.types import CompletionRequest, FailureKind
 from tests.models import small_models
 from tests.models.test_bounds import STORY
@@ -105,7 +105,7 @@ async def test_weights_that_know_no_json_write_a_whole_story_since_lengths_are_k
         CompletionRequest(prompt=f"You see a drawer {n}.", schema=STORY, max_tokens=700) for n in range(4)
     ]
     for reply in await asyncio.gather(*(endpoint.ask(each, role="experience") for each in questions)):
-        assert set(json.loads(json_of(reply.text))) == set(STORY["properties"])
+        assert set(json.loads(extract_json(reply.text))) == set(STORY["properties"])
     assert endpoint.dialect.bounds
 
 

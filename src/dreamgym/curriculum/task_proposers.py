@@ -18,7 +18,7 @@ from typing import Annotated, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dreamgym.protocols import LanguageModel
-from dreamgym.structured import json_of
+from dreamgym.structured import extract_json
 from dreamgym.types import CompletionRequest, Task
 
 _LONGEST = 8_000
@@ -206,7 +206,7 @@ def derive_seed(*parts: object) -> int:
 
 def _inside(text: str) -> str:
     """The JSON in a reply; an overlong one is nothing."""
-    return json_of(text) if len(text) <= _LONGEST else ""
+    return extract_json(text) if len(text) <= _LONGEST else ""
 
 
 def _quoted(text: str) -> str:

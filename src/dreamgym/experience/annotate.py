@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotation_store import AnnotationStore
 from dreamgym.protocols import LanguageModel, Teacher
-from dreamgym.structured import json_of
+from dreamgym.structured import extract_json
 from dreamgym.types import (
     Annotation,
     Change,
@@ -305,7 +305,7 @@ def _parse(text: str, first: int, count: int) -> _Explanation:
     if len(text) > _LONGEST:
         raise _MisfitError(f"expected at most {_LONGEST} characters, got {len(text)}")
     try:
-        explanation = _Explanation.model_validate_json(json_of(text))
+        explanation = _Explanation.model_validate_json(extract_json(text))
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)[:5]
         told = (f"{'.'.join(map(str, p['loc'])) or 'reply'}: {p['msg']}" for p in problems)

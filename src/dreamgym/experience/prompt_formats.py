@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.postprocess import Told
 from dreamgym.experience.world_sheet import touched
-from dreamgym.structured import json_of
+from dreamgym.structured import extract_json
 from dreamgym.types import (
     Change,
     Demonstration,
@@ -383,7 +383,7 @@ def parsed(form: type[_M], text: str) -> _M:
     """
     _, said = _thought_and_rest(text)
     try:
-        return form.model_validate_json(json_of(said))
+        return form.model_validate_json(extract_json(said))
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)[:5]
         told = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'reply'}: {p['msg']}" for p in problems)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.protocols import LanguageModel
-from dreamgym.structured import json_of
+from dreamgym.structured import extract_json
 from dreamgym.types import CompletionRequest, FailureKind, Task, Transition
 
 RUBRICS = ("consistency", "diversity", "informativeness", "hallucination")
@@ -119,7 +119,7 @@ def parse_scores(text: str) -> Scores:
     problem = f"more than {_LONGEST} characters"
     if len(text) <= _LONGEST:
         try:
-            return Scores.model_validate_json(json_of(text))
+            return Scores.model_validate_json(extract_json(text))
         except (ValidationError, UnicodeEncodeError) as error:
             problem = str(error).splitlines()[0]
     raise EpisodeFailedError(
