@@ -21,8 +21,10 @@ pytest_plugins = ["tests.replay.postgres_server"]
 
 ROOT = Path(__file__).parent.parent
 
-# Processes that tests start import helpers from the package `tests`, wherever they run.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+# Processes that tests start import this source and the helpers in `tests`, wherever they run.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
+)
 
 # A server that is installed beside us or not at all: its tests are part of the suite where it is named.
 collect_ignore = [] if os.environ.get("DREAMGYM_VLLM_PYTHON") else ["models/test_vllm.py"]

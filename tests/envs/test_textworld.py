@@ -155,8 +155,10 @@ def words(inventory: str) -> list[str]:
 
 async def test_the_same_task_reads_the_same_in_every_process() -> None:
     """Python shuffles its sets anew in each process; that must not show."""
-    code = "import asyncio, test_textworld; print(asyncio.run(test_textworld.fingerprint()))"
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.environ["PYTHONPATH"]}
+    code = (
+        "import asyncio; from tests.envs.test_textworld import fingerprint; print(asyncio.run(fingerprint()))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
     other = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, env=environment, stdout=asyncio.subprocess.PIPE
     )

@@ -216,7 +216,7 @@ mount -o remount,size=100m {disk} && {run} && cp -r {disk}/test/run {out}
 
 
 _TRAIN = """
-import sys; from pathlib import Path; import training_run
+import sys; from pathlib import Path; from tests.training import training_run
 training_run.in_a_process(Path(sys.argv[1]), sys.argv[2:])
 """
 
