@@ -69,8 +69,13 @@ PLACES = {
         recorded=(("mix", "200", "0"), ("clumsy:0.5", "700", "1"), ("careless:0.5", "500", "2")),
         taught=("--steps", "1200"),
         agent=(
-            *("agent.max_tokens=16", "train.horizon=30", "train.tasks=16", "curriculum.generator=none"),
-            *("train.warm_start_batch=8", "train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
+            *(
+                "agent.max_tokens=16",
+                "train.horizon=30",
+                "train.tasks_per_step=16",
+                "curriculum.generator=none",
+            ),
+            *("train.warm_start_batch_size=8", "train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
         ),
         # A short one: longer imitation leaves little to learn here (`--ablations long`).
         warm_start_steps=45,
@@ -82,8 +87,8 @@ PLACES = {
         shipped=("builtin:alfworld", "builtin:alfworld-mistakes"),
         taught=("--steps", "1200"),
         agent=(
-            *("agent.thought=true", "train.horizon=30", "train.tasks=12"),
-            *("train.warm_start_batch=8", "train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
+            *("agent.thought=true", "train.horizon=30", "train.tasks_per_step=12"),
+            *("train.warm_start_batch_size=8", "train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
         ),
         warm_start_steps=250,
         unseen="valid_unseen",
@@ -155,7 +160,7 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
     whole = taught(Cell(env=cell.env, method="sft", seed=cell.seed), home, sources, options)
     # Every policy begins as the weights that have read this world, and imitates with them.
     begins = f"agent.model=hf:{whole.folder}/model"
-    common = (*named, *settings((begins, *place.agent, "train.keep_every=5", "train.monitors=warn")))
+    common = (*named, *settings((begins, *place.agent, "train.save_policy_every=5", "train.monitors=warn")))
     stages = [
         Stage(
             folder=folder,
@@ -170,13 +175,13 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
     long = LONG if cell.ablation == LONG else ""
     start = home / "-".join(filter(None, ("sft", str(cell.seed), long)))
     updates = settings([f"train.warm_start_steps={place.warm_start_steps * (LONGER if long else 1)}"])
-    imitated = ("train", *common, *updates, "--world", "real", "--steps", "0", "--out", str(start))
+    imitated = ("train", *common, *updates, "--mode", "real", "--steps", "0", "--out", str(start))
     stages.append(Stage(folder=start, command=imitated))
     if cell.method == "sft":
         return stages
     out = home / "-".join(filter(None, (cell.method, str(cell.seed), cell.ablation)))
     limit = f"train.seconds={budget.minutes * 60:g}"
-    chosen = [f"train.start={start}", limit, *PRACTICE, *ALGORITHMS[cell.algorithm]]
+    chosen = [f"train.init_from={start}", limit, *PRACTICE, *ALGORITHMS[cell.algorithm]]
     begun = ("--algorithm", cell.algorithm, *settings(chosen))
     command: tuple[str, ...]
     if cell.method.endswith("-s2r"):
@@ -184,13 +189,13 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
         stages = plan(dream, runs, budget)
         most = ("--real-steps", str(budget.real_steps // SHARE), "--steps", "1000000")
         # Few tasks at a time: more than one update from so few steps.
-        small = settings([limit, "train.tasks=4"])
+        small = settings([limit, "train.tasks_per_step=4"])
         command = ("train", "--sim-to-real", str(stages[-1].folder), *most, *small)
         command += ("--out", str(out))
     elif cell.method.endswith("-real"):
         # As many updates as in the dream, at most.
         budgeted = ("--real-steps", str(budget.real_steps), "--steps", str(budget.steps))
-        command = ("train", *common, *begun, "--world", "real", *budgeted, "--out", str(out))
+        command = ("train", *common, *begun, "--mode", "real", *budgeted, "--out", str(out))
     elif cell.method == "dpo":
         command = ("train", *common, *begun, "--steps", str(budget.steps), "--out", str(out))
     else:

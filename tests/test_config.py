@@ -30,6 +30,11 @@ def test_a_file_overrides_defaults_and_an_override_the_file(tmp_path: Path) -> N
         (["=3"], "expected --set section.key=value, got '=3'"),
         (["seed.x=3", "seed=1", "seed.y=2"], "cannot set 'seed.y'"),
         (["replay.index=fast"], "setting 'replay.index'"),
+        (["family=cooking"], "Options of the environment: environment.options.family"),
+        (["group_size=4"], "did you mean 'train.group_size'?"),
+        (["learner.learning_rate=inf"], "setting 'learner.learning_rate': input should be a finite number"),
+        (["learner.learning_rate=nan"], "setting 'learner.learning_rate': input should be a finite number"),
+        ([f"seed={'1' * 5000}"], "setting 'seed'"),
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_starts(overrides: list[str], message: str) -> None:
@@ -42,6 +47,13 @@ def test_a_file_that_is_missing_or_not_toml_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found nothing at"):
         load_config(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_bytes(b"\xff = 1")
+    with pytest.raises(ConfigError, match="expected TOML"):
+        load_config(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("text", ["seed = " + "1" * 5000, "seed = " + "[" * 20_000])
+def test_numbers_too_long_and_values_too_deep_are_wrong_settings(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.toml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="expected TOML"):
         load_config(tmp_path / "bad.toml")
 

@@ -97,7 +97,7 @@ def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: 
             2,
             "expected train.experience to name who dreams: the run of an experience model",
         ),
-        (["train", "--world", "real", "--set", "train.stesp=1"], 2, "did you mean 'train.steps'?"),
+        (["train", "--mode", "real", "--set", "train.stesp=1"], 2, "did you mean 'train.steps'?"),
         (["train", "--sim-to-real", "nowhere"], 2, "needs --real-steps"),
         (["train", "--sim-to-real", "no", "--real-steps", "9"], 3, "expected the folder of a training run"),
         (["evaluate", "nowhere"], 3, "expected the folder of a training run"),

@@ -21,7 +21,7 @@ GAMES = ("family=treasure", "level=1", "horizon=4")
 SMALL = (
     *(f"environment.options.{game}" for game in GAMES),
     *("agent.text_limit=120", "agent.history=3", "agent.max_tokens=6", "agent.vocabulary=400"),
-    *("train.tasks=2", "train.group=2", "train.warm_start_steps=4", "train.monitors=off"),
+    *("train.tasks_per_step=2", "train.group_size=2", "train.warm_start_steps=4", "train.monitors=off"),
 )
 
 
@@ -37,7 +37,7 @@ def told(*words: object) -> Any:
 
 def train(data: Path, out: Path, *settings: str) -> list[str]:
     chosen = [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
-    where = ("--env", "textworld", "--world", "real", "--data", str(data), "--out", str(out))
+    where = ("--env", "textworld", "--mode", "real", "--data", str(data), "--out", str(out))
     return ["train", *where, "--model", "nano", *chosen]
 
 
@@ -78,7 +78,7 @@ def test_an_agent_is_trained_compared_with_its_beginning_and_carried_on(data: Pa
 def test_ctrl_c_keeps_what_was_reached_and_says_how_to_go_on(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(
-        [*INTERRUPTIBLE, *train(data, run, "train.steps=1000000", "train.keep_every=1000000")],
+        [*INTERRUPTIBLE, *train(data, run, "train.steps=1000000", "train.save_policy_every=1000000")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -100,19 +100,21 @@ def test_ctrl_c_keeps_what_was_reached_and_says_how_to_go_on(data: Path, tmp_pat
     state = RunDir(run).load("checkpoint.pt")
     assert state is not None
     done = state["done"]
-    summary = told(*train(data, run, f"train.steps={done + 1}", "train.keep_every=1000000"))
+    summary = told(*train(data, run, f"train.steps={done + 1}", "train.save_policy_every=1000000"))
     assert summary["steps"] == done + 1
 
 
 def test_a_dry_run_of_sim_to_real_shows_the_settings_of_the_run_that_is_carried_on(tmp_path: Path) -> None:
     from dreamgym.config import load_config
 
-    begun = load_config(overrides=["agent.history=7", "train.group=5", f'train.out="{tmp_path}/a"', "seed=4"])
+    begun = load_config(
+        overrides=["agent.history=7", "train.group_size=5", f'train.out="{tmp_path}/a"', "seed=4"]
+    )
     RunDir.begin(begun).close()
     found = json.loads(
         dreamgym(
             *("train", "--sim-to-real", tmp_path / "a", "--real-steps", 50, "--dry-run"),
-            *("--set", "train.group=6"),
+            *("--set", "train.group_size=6"),
         ).stdout
     )
     assert (found["agent"]["history"], found["seed"], found["train"]["group"]) == (7, 4, 6)

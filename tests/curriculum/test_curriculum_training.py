@@ -45,10 +45,10 @@ SMALL = [
     "agent.max_tokens=4",
     "train.warm_start_steps=0",
     "train.horizon=2",
-    "train.tasks=4",
-    "train.group=4",
+    "train.tasks_per_step=4",
+    "train.group_size=4",
     "train.monitors=off",
-    "train.remember=false",
+    "train.update_replay_buffer=false",
     "curriculum.every=2",
     "curriculum.generated_fraction=0.5",
 ]
@@ -135,7 +135,7 @@ def test_a_generator_that_cannot_be_had_is_said_before_anything_starts() -> None
     with pytest.raises(ConfigError, match="cannot read and check new tasks"):
         generates(asked, TEXTWORLD)
     assert not generates(load_config(overrides=["environment.name=textworld"]), TEXTWORLD)
-    assert not generates(load_config(overrides=["train.world=real"]), SPEC)
+    assert not generates(load_config(overrides=["train.mode=real"]), SPEC)
     assert generates(load_config(), SPEC)
 
 

@@ -68,7 +68,7 @@ def test_the_command_reads_what_a_run_kept_and_refuses_a_run_in_reality(
     told = CliRunner().invoke(app, ["experience", "audit", str(run), "--json"])
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["by_verb"] == {"take": 1}
-    real = Config().model_copy(update={"train": Config().train.model_copy(update={"world": "real"})})
+    real = Config().model_copy(update={"train": Config().train.model_copy(update={"mode": "real"})})
     (run / "config.json").write_text(config_json(real), encoding="utf-8")
     refused = CliRunner().invoke(app, ["experience", "audit", str(run)])
     assert refused.exit_code != 0

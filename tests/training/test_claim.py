@@ -45,7 +45,7 @@ def test_all_methods_of_a_seed_begin_with_the_same_imitation(env: str) -> None:
         *_, last = stages(method, env).values()
         assert f"train.seconds={60 * BUDGET.minutes:g}" in last.command
         if not method.endswith("-s2r"):
-            assert f"train.start={starts[0].folder}" in last.command
+            assert f"train.init_from={starts[0].folder}" in last.command
 
 
 def test_an_ablation_has_an_experience_model_or_a_setting_of_its_own() -> None:

@@ -17,7 +17,7 @@ from dreamgym.training.trainer import check, train
 from dreamgym.types import Trajectory
 from tests.training.training_run import FACTORY, record, settings
 
-DPO = ("learner.algorithm=dpo", "train.world=dream", "train.steps=6", "train.warm_start_steps=20")
+DPO = ("learner.algorithm=dpo", "train.mode=dream", "train.steps=6", "train.warm_start_steps=20")
 
 
 async def record_failures(folder: Path) -> None:

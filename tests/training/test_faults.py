@@ -32,7 +32,7 @@ from dreamgym.training.trainer import Told, train
 from tests.training import corridor_server, training_run
 from tests.training.training_run import record, run, settings
 
-SHORT = ("train.world=dream", "train.warm_start_steps=40", "train.checkpoint_every=3")
+SHORT = ("train.mode=dream", "train.warm_start_steps=40", "train.checkpoint_every=3")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ async def dreamt(
 async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_return_goes_on(
     folder: Path, server: Server
 ) -> None:
-    words = (*SHORT, "train.tasks=8", "train.retries=0", "train.failure_pause=0.01")
+    words = (*SHORT, "train.tasks_per_step=8", "train.retries=0", "train.failure_pause_seconds=0.01")
 
     def kill_after_two_steps(told: Told) -> None:
         if told.stage == "practice" and told.done == 2:
@@ -171,9 +171,9 @@ def household(folder: Path, *words: str) -> Config:
         overrides=[
             *("environment.name=alfworld", "environment.options.horizon=2"),
             *("agent.model=nano", "agent.vocabulary=400", "agent.max_tokens=4", "agent.text_limit=100"),
-            *("train.world=real", "train.tasks_from=data"),
-            *("train.tasks=4", "train.group=2", "train.steps=2", "train.warm_start_steps=0"),
-            *("train.monitors=off", "train.failure_pause=0.01", f'train.data=["{data}"]'),
+            *("train.mode=real", "train.tasks_from=data"),
+            *("train.tasks_per_step=4", "train.group_size=2", "train.steps=2", "train.warm_start_steps=0"),
+            *("train.monitors=off", "train.failure_pause_seconds=0.01", f'train.data=["{data}"]'),
             f'train.out="{folder / "run"}"',
             *words,
         ]
@@ -244,7 +244,7 @@ def test_a_disk_that_is_full_stops_the_run_with_a_clear_message_and_room_lets_it
     shutil.copytree(home / "offline", prepared / "offline")
     for part in ("base", "policies"):
         shutil.copytree(home / "begun" / "run" / part, prepared / "test" / "run" / part)
-    command = (sys.executable, "-c", _TRAIN, str(disk / "test"), *SHORT, "train.keep_every=1")
+    command = (sys.executable, "-c", _TRAIN, str(disk / "test"), *SHORT, "train.save_policy_every=1")
     script = _SMALL_DISK.format(small=small, disk=disk, prepared=prepared, out=out, run=shlex.join(command))
     done = apart("sh", "-c", script)
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ from dreamgym.types import (
 from tests.killable import started
 from tests.training.training_run import FACTORY, CorridorDream, in_a_process, record, run, settings
 
-DREAM = "train.world=dream"
+DREAM = "train.mode=dream"
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ class _Eastward(CorridorDream):
 async def test_a_policy_learns_what_the_dream_rewards(folder: Path, algorithm: str) -> None:
     words = (DREAM, f"learner.algorithm={algorithm}", "learner.learning_rate=0.002", "learner.epochs=2")
     await begun(folder)
-    config = settings(folder, *words, "train.steps=12", "train.tasks=6")
+    config = settings(folder, *words, "train.steps=12", "train.tasks_per_step=6")
     await train(config, experience_model=_Eastward())
     success = [row["success"] for row in practised(folder / "run")]
     assert sum(success[-3:]) / 3 > max(0.8, sum(success[:3]) / 3 + 0.1)
@@ -279,10 +279,10 @@ async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
     ("words", "message"),
     [
         ((DREAM, "agent.enforce_actions=true"), "which the dream does not have"),
-        ((DREAM, "train.tasks_from=environment"), "needs train.world=real"),
-        ((DREAM, "train.real_steps=5"), "needs train.world=real"),
+        ((DREAM, "train.tasks_from=environment"), "needs train.mode=real"),
+        ((DREAM, "train.real_steps=5"), "needs train.mode=real"),
         ((DREAM, "train.reward=sheet"), "sheet where the environment can check one"),
-        ((DREAM, "train.worlds=recombined"), "cannot tell whether a task can succeed"),
+        ((DREAM, "train.start_states=recombined"), "cannot tell whether a task can succeed"),
         (("train.split=tran",), "to take tasks from"),
         (("agent.adapter=lora",), "adapts pretrained weights"),
         (("agent.model=huge",), "unknown preset 'huge'"),
@@ -301,7 +301,7 @@ async def test_settings_that_cannot_work_are_named_before_anything_is_learnt(
 async def test_a_run_that_earns_nothing_is_warned_of_then_stopped_and_can_be_gone_on_with(
     folder: Path,
 ) -> None:
-    words = ("train.warm_start_steps=0", "train.steps=9", "train.patience=2")
+    words = ("train.warm_start_steps=0", "train.steps=9", "train.monitor_patience=2")
     warned: list[tuple[int, str]] = []
 
     def listen(told: Told) -> None:
@@ -317,7 +317,7 @@ async def test_a_policy_is_carried_on_in_reality_until_its_real_steps_are_used(f
     dreamt = await begun(folder)
     await run(settings(folder, DREAM, "train.steps=2"))
     config = sim_to_real(str(dreamt), real_steps=60, out=folder / "real")
-    assert (config.train.world, config.agent, config.train.group) == ("real", settings(folder).agent, 4)
+    assert (config.train.mode, config.agent, config.train.group_size) == ("real", settings(folder).agent, 4)
     summary = await run(config)
     began = learnt(folder / "real", 0)
     assert all(torch.equal(began[name], weight) for name, weight in learnt(dreamt, 2).items())
@@ -340,7 +340,9 @@ async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_
     folder: Path,
 ) -> None:
     await begun(folder)
-    config = settings(folder, DREAM, "train.failure_pause=0.01", "train.retries=0", "train.tasks=8")
+    config = settings(
+        folder, DREAM, "train.failure_pause_seconds=0.01", "train.retries=0", "train.tasks_per_step=8"
+    )
     with pytest.raises(RolloutsFailingError, match=r"rollout groups failed.*server_down.*nobody answers"):
         await train(config, experience_model=_Dead())
     assert (await run(config))["steps"] == 4
@@ -350,7 +352,7 @@ async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_
 async def test_a_full_disk_ends_in_a_clear_message_and_the_run_goes_on_when_there_is_room(
     folder: Path,
 ) -> None:
-    words = (DREAM, "train.remember=false")
+    words = (DREAM, "train.update_replay_buffer=false")
     cramped = started(folder / "errors", in_a_process, folder, words, 300_000)
     cramped.join(timeout=300)
     told = (folder / "errors").read_text(encoding="utf-8")
@@ -381,7 +383,7 @@ def _offline(folder: Path) -> list[str]:
 
 async def test_tasks_may_come_from_the_real_environment(folder: Path) -> None:
     await begun(folder)
-    config = settings(folder, "train.tasks_from=environment", "train.task_count=3", "train.steps=2")
+    config = settings(folder, "train.tasks_from=environment", "train.num_tasks=3", "train.steps=2")
     await run(config)
     kept = {each.task.id for each in read_trajectories(folder / "run" / "trajectories")}
     assert kept <= {task.id for task in await FACTORY.tasks("train", 3)}

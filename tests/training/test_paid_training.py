@@ -19,7 +19,7 @@ from dreamgym.types import CompletionRequest, Prediction, State, Task, Transitio
 from tests.models.scripted_endpoint import Served, served
 from tests.training.training_run import FACTORY, CorridorDream, record, run, settings
 
-WORDS = ("train.world=dream", "train.steps=3", "train.monitors=off")
+WORDS = ("train.mode=dream", "train.steps=3", "train.monitors=off")
 
 
 class AskingDream(CorridorDream):
@@ -45,7 +45,7 @@ def told(value: Any) -> Any:
 
 async def practise(folder: Path, server: Served, *words: str, url: str | None = None) -> dict[str, Any]:
     named = server.settings(url=url or server.url, attempts=20, timeout_seconds=20).model_dump(mode="json")
-    started = f'train.start="{folder.parent / "warm" / "run"}"'
+    started = f'train.init_from="{folder.parent / "warm" / "run"}"'
     config = settings(folder, *WORDS, started, *words)
     config = Config.model_validate(config.model_dump() | {"endpoints": {"near": named}})
     async with LanguageModels(config, folder=folder) as models:
@@ -63,7 +63,7 @@ def learnt(folder: Path) -> list[Row]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("paid")
     asyncio.run(record(home / "offline"))
-    asyncio.run(run(settings(home / "warm", "train.world=dream", "train.steps=0")))
+    asyncio.run(run(settings(home / "warm", "train.mode=dream", "train.steps=0")))
     return home
 
 

@@ -28,7 +28,13 @@ STORM = ChaosPlan(
     seed=8, limited=0.03, failing=0.03, dropped=0.03, slow=0.02, drip=0.02, truncated=0.03, cut_json=0.02,
     empty=0.02, not_json=0.02, wrong_shape=0.02, silent=0.02, delay=0.02, retry_after=0.01,
 )  # fmt: skip
-WORDS = ("train.steps=9", "train.tasks=8", "train.group=16", "train.monitors=off", "train.keep_groups=8")
+WORDS = (
+    "train.steps=9",
+    "train.tasks_per_step=8",
+    "train.group_size=16",
+    "train.monitors=off",
+    "train.save_groups=8",
+)
 
 
 class ToldDream(CorridorDream):
@@ -53,8 +59,8 @@ async def practise(folder: Path, url: str) -> Spent:
     near = EndpointConfig(
         url=url, model="scripted", attempts=20, timeout_seconds=20, pause_seconds=0.02, concurrency=128
     )
-    started = f'train.start="{folder.parent / "warm" / "run"}"'
-    config = settings(folder, "train.world=dream", *WORDS, started)
+    started = f'train.init_from="{folder.parent / "warm" / "run"}"'
+    config = settings(folder, "train.mode=dream", *WORDS, started)
     config = Config.model_validate(
         config.model_dump() | {"endpoints": {"near": near.model_dump(mode="json")}}
     )
@@ -68,7 +74,7 @@ async def practise(folder: Path, url: str) -> Spent:
 @pytest.mark.slow
 async def test_a_storm_of_five_thousand_requests_changes_nothing_that_is_learnt_from(tmp_path: Path) -> None:
     await record(tmp_path / "offline")
-    await run(settings(tmp_path / "warm", "train.world=dream", "train.steps=0"))
+    await run(settings(tmp_path / "warm", "train.mode=dream", "train.steps=0"))
     with ScriptedServer(lambda request: f"{request.prompt} It is quiet.") as server:
         fair = await practise(tmp_path / "fair", server.url)
         async with ChaosProxy(server.url, STORM) as proxy, asyncio.timeout(300):

@@ -30,16 +30,16 @@ SMALL = [
     "agent.model=nano",
     "agent.vocabulary=320",
     "agent.max_tokens=4",
-    "train.world=real",
+    "train.mode=real",
     "train.horizon=6",
     "train.warm_start_steps=100",
     "train.warm_start_lr=0.003",
     "train.warm_start_muon_lr=0.02",
-    "train.warm_start_batch=8",
+    "train.warm_start_batch_size=8",
     "train.steps=4",
-    "train.tasks=2",
-    "train.group=4",
-    "train.keep_every=2",
+    "train.tasks_per_step=2",
+    "train.group_size=4",
+    "train.save_policy_every=2",
     "learner.learning_rate=0.001",
 ]
 FACTORY = CorridorFactory(length=4, horizon=6)
@@ -102,7 +102,7 @@ async def run(config: Config, **changes: Any) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     given: dict[str, Any] = {"real": FACTORY}
-    if config.train.world == "dream":
+    if config.train.mode == "dream":
         given["experience_model"] = CorridorDream()
     return await train(config, **given, **changes)
 

@@ -27,7 +27,7 @@ def audit_command(
     """Do in reality what a policy did in the dream: how much of its success is real, and what is forgiven.
 
     Fidelity on recorded actions does not see what a policy finds out for itself. This does: it replays the
-    episodes that a run kept (train.keep_groups) and tells where dream and reality part first. Episodes of
+    episodes that a run kept (train.save_groups) and tells where dream and reality part first. Episodes of
     generated tasks and recombined worlds are left out: reality does not have them.
 
     Example:
@@ -35,11 +35,11 @@ def audit_command(
       dreamgym experience audit runs/agent --episodes 100
     """
     config = read_config(run)
-    if config.train.world != "dream":
+    if config.train.mode != "dream":
         raise ConfigError(f"{run}: expected a run in the dream, this one practised in reality")
     kept = [each for each in read_trajectories(run / TRAJECTORIES) if each.provenance.source == "synthetic"]
     if not kept:
-        raise ConfigError(f"{run}: expected imagined episodes, none were kept; see train.keep_groups")
+        raise ConfigError(f"{run}: expected imagined episodes, none were kept; see train.save_groups")
 
     async def measure() -> Audit:
         factory = open_environment(config.environment.name, config.environment.options)

@@ -41,7 +41,7 @@ def train_command(
         list[str] | None,
         typer.Option(help="Offline trajectories: warm start, tasks and world sheets. May be repeated."),
     ] = None,
-    world: Annotated[str | None, typer.Option(help="Where to practise: dream or real.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Train in the dream or in the real environment.")] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="grpo, ppo, or dpo (on recorded pairs alone).")
     ] = None,
@@ -74,7 +74,7 @@ def train_command(
 
       dreamgym train --config dream.toml --algorithm ppo --seed 1 --out runs/ppo-1
 
-      dreamgym train --env textworld --world real --data cooking --real-steps 80000 --out runs/real
+      dreamgym train --env textworld --mode real --data cooking --real-steps 80000 --out runs/real
 
       dreamgym train --config shop.toml --env shop --data shop --experience endpoint:strong --out runs/shop
 
@@ -86,7 +86,7 @@ def train_command(
         "environment.name": env,
         "train.experience": experience,
         "train.reward": reward,
-        "train.world": world,
+        "train.mode": mode,
         "learner.algorithm": algorithm,
         "agent.model": model,
         "train.steps": steps,

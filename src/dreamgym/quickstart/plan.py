@@ -185,11 +185,11 @@ class Plan:
         chosen = {
             "out": str(out / SFT),
             "data": data,
-            "world": "real",  # of which no step is taken: it needs no experience model, that is all
-            "remember": False,
+            "mode": "real",  # of which no step is taken: it needs no experience model, that is all
+            "update_replay_buffer": False,
             "steps": 0,
             "warm_start_steps": self.warm_start_steps if updates is None else updates,
-            "warm_start_batch": 8,
+            "warm_start_batch_size": 8,
             "warm_start_lr": 1e-3,
             "warm_start_muon_lr": 0.02,
         }
@@ -201,13 +201,13 @@ class Plan:
             "data": data,
             "experience": str(out / EXPERIENCE),
             # Where first states are known: a model that was taught for minutes tells long ones badly.
-            "worlds": "recorded",
-            "start": f"{out / SFT}@0",
+            "start_states": "recorded",
+            "init_from": f"{out / SFT}@0",
             "warm_start_steps": 0,
             "steps": self.steps,
             "seconds": seconds,
-            "tasks": self.tasks,
-            "group": self.group,
+            "tasks_per_step": self.tasks,
+            "group_size": self.group,
             "horizon": self.horizon,
             "monitors": "warn",
         }

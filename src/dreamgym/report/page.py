@@ -155,7 +155,7 @@ def _viewer(runs: Sequence[Run], recorded: Sequence[Trajectory]) -> str:
         f", and {len(recorded)} recorded ones of the same tasks." if recorded else "."
     )
     if not shown:
-        counts = "The runs kept no trajectories that can be read (train.keep_groups says how many)."
+        counts = "The runs kept no trajectories that can be read (train.save_groups says how many)."
     return _section(
         "episodes",
         "Episodes",

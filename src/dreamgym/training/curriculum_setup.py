@@ -149,7 +149,7 @@ def generates(config: Config, spec: EnvironmentSpec | None) -> bool:
     """
     wanted = config.curriculum.generator
     able = spec is not None and spec.task_from_instruction is not None and spec.can_succeed is not None
-    dreaming = config.train.world == "dream"
+    dreaming = config.train.mode == "dream"
     if wanted in ("auto", "none"):
         return wanted == "auto" and able and dreaming
     if wanted != "experience" and not names_language_model(wanted):

@@ -28,7 +28,7 @@ async def prefer(
     log: MetricsLog,
     on_update: OnUpdate,
 ) -> int:
-    """`train.steps` updates on pairs of one task each, `train.tasks` at a time; how many were made.
+    """`train.steps` updates on pairs of one task each, `train.tasks_per_step` at a time; how many were made.
 
     What was begun is gone on with. The reference is the policy as it is now: that of the warm start.
 
@@ -40,7 +40,7 @@ async def prefer(
     chosen, learner = config.train, config.learner
     settings = DPOSettings(
         steps=chosen.steps,
-        batch=chosen.tasks,
+        batch=chosen.tasks_per_step,
         beta=learner.beta,
         learning_rate=learner.learning_rate,
         muon_lr=learner.muon_lr,

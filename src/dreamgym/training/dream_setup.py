@@ -80,28 +80,28 @@ async def open_world(
     chosen, real = config.train, given.real
     buffer = await _open_buffer(stack, config, folder, offline, given, on_row)
     if chosen.tasks_from == "environment" and real is not None:
-        tasks = list(await real.tasks(chosen.split, chosen.task_count, seed=config.seed))
+        tasks = list(await real.tasks(chosen.split, chosen.num_tasks, seed=config.seed))
         return World(factory=StepCounter(real), tasks=tasks, buffer=buffer)
-    name = real.name if real is not None and chosen.world == "real" else config.environment.name
+    name = real.name if real is not None and chosen.mode == "real" else config.environment.name
     recorded = [t for t in offline if (t.task.environment, t.task.split) == (name, chosen.split)]
     if not recorded:
         raise ConfigError(
             f"expected trajectories of environment {name!r}, split {chosen.split!r} to take tasks from, "
             f"train.data={chosen.data} has none; set environment.name, train.split or train.data"
         )
-    if chosen.world == "real":
+    if chosen.mode == "real":
         assert real is not None
-        tasks = list({each.task.id: each.task for each in recorded}.values())[: chosen.task_count]
+        tasks = list({each.task.id: each.task for each in recorded}.values())[: chosen.num_tasks]
         return World(factory=StepCounter(real), tasks=tasks, buffer=buffer)
     worlds = RecordedStarts(recorded, recombine=_can_succeed(config, spec))
-    tasks = worlds.tasks[: chosen.task_count]
+    tasks = worlds.tasks[: chosen.num_tasks]
     model, refusal_ends = _experience_model(config, spec, given, buffer, recorded)
 
     def world_for(task: Task, seed: int) -> Beginning | None:
         known = worlds(task, seed)
         return known if known is not None or given.world_for is None else given.world_for(task, seed)
 
-    forgiving = chosen.unreadable == "refuse" and spec is not None and spec.refusals
+    forgiving = chosen.on_unreadable_reply == "refuse" and spec is not None and spec.refusals
     watched = WatchedModel(ForgivingModel(model, spec.refusals[0]) if spec and forgiving else model)
     dream = DreamFactory(watched, tasks, world_for, horizon=chosen.horizon, refusal_ends=refusal_ends)
     return World(
@@ -110,11 +110,11 @@ async def open_world(
 
 
 def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> CanSucceed | None:
-    if config.train.worlds == "recorded":
+    if config.train.start_states == "recorded":
         return None
     if spec is None or spec.can_succeed is None:
         raise ConfigError(
-            f"train.worlds=recombined: environment {config.environment.name!r} cannot tell whether "
+            f"train.start_states=recombined: environment {config.environment.name!r} cannot tell whether "
             "a task can succeed in a new world; use recorded"
         )
     known = spec.can_succeed
@@ -165,7 +165,7 @@ def _experience_model(
 def _shown(config: Config, given: Given) -> int:
     """How many demonstrations the experience model is shown."""
     name = config.train.experience
-    if config.train.world != "dream" or given.experience_model is not None or name is None:
+    if config.train.mode != "dream" or given.experience_model is not None or name is None:
         return 0
     if names_language_model(name):
         return config.prompted.demonstrations
@@ -187,7 +187,7 @@ async def _open_buffer(
     The offline trajectories are put into it where the experience model is shown demonstrations.
     """
     settings, shown = config.replay, _shown(config, given)
-    if not config.train.remember and not shown:
+    if not config.train.update_replay_buffer and not shown:
         return None
     buffer = stack.enter_context(
         ReplayBuffer.open(

@@ -111,7 +111,7 @@ class Loop:
 
     def _count(self) -> int:
         """Tasks of the next step: fewer where the real steps that are left will not do for all."""
-        ledger, most = self.ledger, self.ledger.config.tasks
+        ledger, most = self.ledger, self.ledger.config.tasks_per_step
         if ledger.real_left is None or not ledger.done:
             return most
         of_each = ledger.spent["real_steps"] / (ledger.done * most)

@@ -131,7 +131,7 @@ _SIGNS: dict[str, tuple[Sign, str]] = {
     ),
     "episodes in circles": (
         _in_circles,
-        "nearly all states had been there before; look at the kept trajectories, set train.repeated_states",
+        "nearly all states had been there before; look at the saved trajectories",
     ),
     "nearly every action refused": (
         _refused,

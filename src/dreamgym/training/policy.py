@@ -54,13 +54,6 @@ class PolicyModel:
         """The most tokens that it reads, where it says so."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
-    @property
-    def numbers(self) -> list[int]:
-        """Tokens that are numbers."""
-        from dreamgym.models.tiny import number_tokens
-
-        return number_tokens(self.tokenizer)
-
     def weights(self) -> dict[str, Any]:
         """What learns, copied."""
         return {name: weight.detach().clone() for name, weight in self._learning().items()}

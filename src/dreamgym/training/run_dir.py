@@ -32,8 +32,13 @@ _MAY_CHANGE = frozenset(
     {
         *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens"),
         *("train.out", "train.steps", "train.real_steps", "train.seconds", "train.concurrency"),
-        *("train.retries", "train.keep_every", "train.keep_groups", "train.monitors"),
-        *("train.patience", "train.failure_limit", "train.failure_pause", "train.episode_seconds"),
+        *("train.retries", "train.save_policy_every", "train.save_groups", "train.monitors"),
+        *(
+            "train.monitor_patience",
+            "train.max_failure_rate",
+            "train.failure_pause_seconds",
+            "train.max_episode_seconds",
+        ),
         *("train.evaluate_every", "train.evaluate_split", "train.evaluate_episodes"),
     }
 )

@@ -60,7 +60,7 @@ class RunRecorder:
     @property
     def real_left(self) -> float | None:
         """Real steps that may still be taken; None where nobody counts."""
-        if self.config.world != "real" or self.config.real_steps is None:
+        if self.config.mode != "real" or self.config.real_steps is None:
             return None
         return max(0.0, self.config.real_steps - self.spent.get("real_steps", 0))
 
@@ -73,12 +73,12 @@ class RunRecorder:
     async def keep(self, row: Row, groups: Sequence[RolloutGroup]) -> None:
         """Keep what a step has left; at a checkpoint, all that the next step depends on."""
         self.log.append(row | {"spent": dict(self.spent)})
-        kept = [each for group in groups[: self.config.keep_groups] for each in group.trajectories]
+        kept = [each for group in groups[: self.config.save_groups] for each in group.trajectories]
         self.keeper.append(kept)
         if self.predictions is not None:
             self.predictions.keep(kept)
         self.fresh += [each for group in groups for each in group.trajectories]
-        if self.done % self.config.keep_every == 0:
+        if self.done % self.config.save_policy_every == 0:
             self.folder.save_policy(self.done, self.weights())
         if self.done % self.config.checkpoint_every == 0:
             self.checkpoint()

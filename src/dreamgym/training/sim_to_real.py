@@ -33,8 +33,8 @@ def sim_to_real(
     values = _merged(begun.model_dump(mode="json"), given)
     values["seed"] = begun.seed if seed is None else seed
     values["train"] |= {
-        "world": "real",
-        "start": start,
+        "mode": "real",
+        "init_from": start,
         "real_steps": real_steps,
         "out": str(out),
         "warm_start_steps": 0,

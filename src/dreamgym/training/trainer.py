@@ -96,11 +96,11 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
             "train.evaluate_every chooses among policies that practise; learner.algorithm=dpo does not: "
             "set it to 0 and evaluate the run afterwards"
         )
-    if chosen.world == "dream" and config.learner.algorithm != "dpo":
+    if chosen.mode == "dream" and config.learner.algorithm != "dpo":
         if chosen.experience is None and not dreaming:
             raise ConfigError(
                 "expected train.experience to name who dreams: the run of an experience model (dreamgym "
-                "experience train) or a language model (endpoint:NAME), or train.world=real"
+                "experience train) or a language model (endpoint:NAME), or train.mode=real"
             )
         grader = choose_grader(chosen.reward, spec, setting="train.reward")
         if chosen.experience is not None and names_language_model(chosen.experience):
@@ -112,17 +112,17 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
         if agent.enforce_actions or agent.show_actions != "never":
             raise ConfigError(
                 "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the "
-                "dream does not have: leave them off, or practise in train.world=real"
+                "dream does not have: leave them off, or practise in train.mode=real"
             )
         if chosen.tasks_from == "environment":
             raise ConfigError(
-                "train.tasks_from=environment needs train.world=real: a dream needs world sheets"
+                "train.tasks_from=environment needs train.mode=real: a dream needs world sheets"
             )
         if chosen.real_steps is not None:
-            raise ConfigError("train.real_steps needs train.world=real: in the dream none are taken")
+            raise ConfigError("train.real_steps needs train.mode=real: in the dream none are taken")
     generates(config, spec)
-    if chosen.start is not None:
-        named_policy(chosen.start)
+    if chosen.init_from is not None:
+        named_policy(chosen.init_from)
     for source in chosen.data:
         dataset_path(source)
     return spec
@@ -190,7 +190,7 @@ class _Run:
         make_tasks: MakeTaskSource | None,
     ) -> str:
         config, chosen = self._config, self._config.train
-        if given.real is None and (chosen.world == "real" or chosen.evaluate_every):
+        if given.real is None and (chosen.mode == "real" or chosen.evaluate_every):
             given.real = open_environment(config.environment.name, config.environment.options)
             stack.push_async_callback(given.real.aclose)
         self._policy = policy = self._begin()
@@ -213,7 +213,7 @@ class _Run:
             keeper=stack.enter_context(TrajectoryWriter(self._folder.path / TRAJECTORIES)),
             parts={"learner": learner, "tasks": source, "monitors": monitors},
             weights=policy.weights,
-            buffer=world.buffer if chosen.remember else None,
+            buffer=world.buffer if chosen.update_replay_buffer else None,
             predictions=stack.enter_context(PredictionLog(self._folder.path / PREDICTIONS, world.watched))
             if world.watched is not None
             else None,
@@ -221,7 +221,7 @@ class _Run:
         await ledger.resume()
         if (begun := self._folder.load(WARM_START)) is not None:
             ledger.spent["warm_start_seconds"] = seconds_of(begun)
-        dreaming = chosen.world == "dream"
+        dreaming = chosen.mode == "dream"
         groups = self._groups()
         loop = Loop(
             tasks=source,
@@ -307,13 +307,13 @@ class _Run:
     def _begin(self) -> PolicyModel:
         """The policy before its first update, or that of the run it goes on from."""
         config, folder = self._config, self._folder
-        if config.train.start is None:
+        if config.train.init_from is None:
             return make_policy(config, self._offline, folder.path)
-        run, step = named_policy(config.train.start)
+        run, step = named_policy(config.train.init_from)
         begun = read_config(run)
         if not same_policy(begun.agent, config.agent):
             raise ConfigError(
-                f"train.start={config.train.start!r}: its policy was made with other agent settings than "
+                f"train.init_from={config.train.init_from!r}: its policy has other agent settings than "
                 f"these; take them from {run / 'config.json'}"
             )
         if not config.agent.model.startswith(PREFIX) and not (folder.path / BASE).exists():
@@ -330,7 +330,7 @@ class _Run:
         if 0 in folder.kept_policies():
             self._policy.restore(folder.policy_weights(0))
             return
-        if chosen.start is None and chosen.warm_start_steps:
+        if chosen.init_from is None and chosen.warm_start_steps:
 
             def told(step: int, row: Row) -> None:
                 self._tell(Told(stage="warm start", done=step, total=chosen.warm_start_steps, row=row))
@@ -347,21 +347,21 @@ class _Run:
     def _monitors(self) -> Monitors:
         chosen = self._config.train
         limit = self._config.agent.max_tokens
-        return Monitors(MonitorSettings(patience=chosen.patience, action=chosen.monitors, reply_limit=limit))
+        return Monitors(
+            MonitorSettings(patience=chosen.monitor_patience, action=chosen.monitors, reply_limit=limit)
+        )
 
     def _groups(self) -> GroupSettings:
         chosen = self._config.train
         return GroupSettings(
-            size=chosen.group,
+            size=chosen.group_size,
             concurrency=chosen.concurrency,
             retries=chosen.retries,
             limits=Limits(
-                seconds=chosen.episode_seconds,
-                tokens=chosen.episode_tokens,
-                repeated_states=chosen.repeated_states,
+                seconds=chosen.max_episode_seconds,
             ),
-            failure_limit=chosen.failure_limit,
-            pause=chosen.failure_pause,
+            failure_limit=chosen.max_failure_rate,
+            pause=chosen.failure_pause_seconds,
         )
 
     def _validation(self, real: EnvironmentFactory) -> Callable[[], Any]:

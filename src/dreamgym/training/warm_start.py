@@ -63,13 +63,12 @@ async def warm_start(
         lessons,
         SFTSettings(
             steps=chosen.warm_start_steps,
-            batch=chosen.warm_start_batch,
+            batch=chosen.warm_start_batch_size,
             learning_rate=chosen.warm_start_lr,
             muon_lr=chosen.warm_start_muon_lr,
             micro_tokens=config.learner.micro_tokens,
             seed=config.seed,
         ),
-        exchangeable=policy.numbers if chosen.warm_start_exchange else (),
         untaught=lambda turn: turn.outcome.next_state.text in refusals,
         updating=policy.served.updating,
     )

@@ -1,7 +1,4 @@
-"""The sections of a run's settings: names, defaults, limits, and what each means.
-
-`dreamgym train --dry-run` prints them; `config` reads, checks and explains them.
-"""
+"""Every setting: name, default, limits, description. Stages take these sections directly."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from dreamgym.errors import ConfigError
 
 DEFAULT_KEY = "DREAMGYM_API_KEY"
-"""The environment variable of the API key, unless an endpoint names another; it need not be set."""
+"""Environment variable of the API key, unless an endpoint names another; optional."""
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, and strict about names. Environment options derive from it too."""
+    """A group of settings: frozen, unknown names are refused. Environment options derive from it too."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class EnvironmentConfig(Section):
-    """Which real environment, and its own options (`dreamgym envs describe NAME` lists them)."""
+    """The real environment and its options (`dreamgym envs describe NAME` lists them)."""
 
     name: str = "alfworld"
     options: dict[str, Any] = Field(default_factory=dict)
@@ -195,89 +192,90 @@ class LearnerConfig(Section):
 
 
 class TrainConfig(Section):
-    """One run of the loop: where it practises, on what, for how long, and what it leaves."""
+    """One training run: environment, tasks, length, output."""
 
-    out: Path = Path("runs/agent")
+    out: Path = Field(Path("runs/agent"), description="run directory")
     data: list[str] = Field(
-        ["builtin:alfworld"], description="offline trajectories: warm start, tasks and world sheets"
+        ["builtin:alfworld"], description="offline trajectories for warm start, tasks and world sheets"
     )
-    world: Literal["dream", "real"] = Field("dream", description="where to practise")
+    mode: Literal["dream", "real"] = Field(
+        "dream", description="train in the synthetic or in the real environment"
+    )
     experience: str | None = Field(
-        None, description="who dreams: the run of an experience model, or endpoint:NAME or hf:NAME_OR_PATH"
+        None, description="experience model: its run directory, or endpoint:NAME or hf:NAME_OR_PATH"
     )
     reward: str = Field(
         "auto",
-        description="who grades in the dream: model, sheet, or endpoint:NAME or hf:NAME_OR_PATH as a judge; "
-        "auto: the sheet where the environment can read it",
+        description="reward in the dream: model, sheet, or a judge (endpoint:NAME, hf:NAME_OR_PATH); "
+        "auto: sheet where the environment defines goals on world sheets, else model",
     )
-    worlds: Literal["recorded", "recombined"] = Field(
-        "recorded", description="world sheets as recorded, or things laid anew within their room"
+    start_states: Literal["recorded", "recombined"] = Field(
+        "recorded", description="world sheets as recorded, or with objects placed anew within their room"
     )
-    horizon: int = Field(50, ge=1, description="actions of an imagined episode")
-    unreadable: Literal["refuse", "fail"] = Field(
-        "refuse", description="an action without a readable reply is refused, or fails its rollout group"
+    horizon: int = Field(50, ge=1, description="actions per synthetic episode")
+    on_unreadable_reply: Literal["refuse", "fail"] = Field(
+        "refuse", description="refuse an action without a readable prediction, or fail its rollout group"
     )
-    start: str | None = Field(
-        None, description="RUN or RUN@STEP whose policy is gone on from, instead of a warm start"
+    init_from: str | None = Field(
+        None, description="RUN or RUN@STEP whose policy training starts from, instead of a warm start"
     )
-    warm_start_steps: int = Field(300, ge=0, description="updates on recorded successes before practising")
-    warm_start_batch: int = Field(16, ge=1, description="trajectories per such update")
+    warm_start_steps: int = Field(300, ge=0, description="SFT updates on recorded successes")
+    warm_start_batch_size: int = Field(16, ge=1, description="trajectories per SFT update")
     warm_start_successes: int | None = Field(
-        None, ge=1, description="imitate so many of the recorded successes, chosen by the seed; None for all"
+        None, ge=1, description="use only this many recorded successes, sampled by the seed; None for all"
     )
-    warm_start_lr: float = Field(3e-4, gt=0, description="learning rate of AdamW in the warm start")
+    warm_start_lr: float = Field(3e-4, gt=0, description="AdamW learning rate")
     warm_start_muon_lr: float | None = Field(
-        None, gt=0, description="if given, matrices learn by Muon at this rate; 0.02 is usual from scratch"
+        None, gt=0, description="Muon learning rate of matrices, if given; 0.02 is usual from scratch"
     )
-    warm_start_exchange: bool = Field(False, description="teach to copy numbers by exchanging them")
-    split: str = Field("train", description="which of the tasks are practised")
+    split: str = Field("train", description="split of the training tasks")
     tasks_from: Literal["data", "environment"] = Field(
         "data", description="tasks of the trajectories, or new ones of the real environment"
     )
-    task_count: int | None = Field(None, ge=1, description="tasks to practise in all; None for all there are")
-    steps: int = Field(100, ge=0, description="passes of the loop")
-    real_steps: int | None = Field(None, ge=1, description="stop when so many real steps are used")
-    seconds: float | None = Field(None, gt=0, description="stop when practice has taken so long")
-    tasks: int = Field(8, ge=1, description="tasks per step")
-    group: int = Field(8, ge=2, description="rollouts of each task (the paper's n)")
-    concurrency: int = Field(256, ge=1, description="episodes in flight")
-    retries: int = Field(2, ge=0, description="fresh attempts at an episode whose environment broke")
-    episode_seconds: float | None = Field(None, gt=0, description="an episode that takes longer has failed")
-    episode_tokens: int | None = Field(None, ge=1, description="tokens after which an episode is truncated")
-    repeated_states: int | None = Field(
-        None, ge=2, description="an episode is truncated when one state has come so often"
+    num_tasks: int | None = Field(None, ge=1, description="number of training tasks; None for all")
+    steps: int = Field(100, ge=0, description="training steps")
+    real_steps: int | None = Field(None, ge=1, description="stop after this many real environment steps")
+    seconds: float | None = Field(None, gt=0, description="stop after this many seconds of training")
+    tasks_per_step: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=2, description="rollouts per task (the paper's n)")
+    concurrency: int = Field(256, ge=1, description="concurrent episodes")
+    retries: int = Field(2, ge=0, description="retries of an episode whose environment failed")
+    max_episode_seconds: float | None = Field(None, gt=0, description="a longer episode counts as failed")
+    max_failure_rate: float = Field(
+        0.5, gt=0, le=1, description="failed share of rollout groups above which training pauses, then stops"
     )
-    failure_limit: float = Field(0.5, gt=0, le=1, description="share of failed groups that opens the breaker")
-    failure_pause: float = Field(10.0, ge=0, description="seconds before going on after that")
-    remember: bool = Field(True, description="put fresh transitions into the run's replay buffer")
-    keep_groups: int = Field(1, ge=0, description="rollout groups per step kept to be looked at")
-    checkpoint_every: int = Field(1, ge=1, description="steps that a crash may cost")
-    keep_every: int = Field(10, ge=1, description="steps between policies that are kept for good")
+    failure_pause_seconds: float = Field(10.0, ge=0, description="first pause after too many failures")
+    update_replay_buffer: bool = Field(True, description="add fresh transitions to the run's replay buffer")
+    save_groups: int = Field(1, ge=0, description="rollout groups saved per step")
+    checkpoint_every: int = Field(1, ge=1, description="steps between checkpoints")
+    save_policy_every: int = Field(10, ge=1, description="steps between saved policies")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations in reality; 0: none")
-    evaluate_split: str = Field("valid_seen", description="split that chooses among the kept policies")
+    evaluate_split: str = Field("valid_seen", description="split that selects among the saved policies")
     evaluate_episodes: int = Field(50, ge=1)
-    monitors: Literal["stop", "warn", "off"] = Field("stop", description="what a collapse leads to")
-    patience: int = Field(10, ge=1, description="bad steps before a warning; twice as many before the end")
+    monitors: Literal["stop", "warn", "off"] = Field("stop", description="reaction to a collapse")
+    monitor_patience: int = Field(
+        10, ge=1, description="bad steps before a warning; training stops after twice as many"
+    )
 
 
 class CurriculumConfig(Section):
-    """Which tasks come next: how many are generated, when, and from which."""
+    """Task generation: how many tasks, when, and from which."""
 
     generator: str = Field(
         "auto",
-        description="who writes new tasks: experience (the same weights), hf:NAME_OR_PATH, endpoint:NAME, "
+        description="model that writes tasks: experience (the same weights), hf:NAME_OR_PATH, endpoint:NAME, "
         "none, or auto: experience where the environment can check new tasks",
     )
     generated_fraction: float = Field(
-        0.25, ge=0, le=1, description="at most this share of a step's tasks is generated (the paper's λ)"
+        0.25, ge=0, le=1, description="largest share of generated tasks per step (the paper's λ)"
     )
     every: int = Field(5, ge=1, description="steps between rounds of generation")
     sources: int = Field(4, ge=1, description="tasks varied per round, highest reward entropy first")
-    minimum_entropy: float = Field(0.0, ge=0, description="reward entropy that a task must exceed for that")
-    candidates: int = Field(8, ge=1, description="variations asked for per task and attempt")
-    attempts: int = Field(3, ge=1, description="how often a round asks about each task")
-    temperature: float = Field(1.0, gt=0, description="of the variations")
-    clusters: int = Field(8, ge=1, description="PPO: groups of alike tasks that share a reward entropy")
+    minimum_entropy: float = Field(0.0, ge=0, description="reward entropy that such a task must exceed")
+    candidates: int = Field(8, ge=1, description="variations requested per task and attempt")
+    attempts: int = Field(3, ge=1, description="attempts per task and round")
+    temperature: float = Field(1.0, gt=0, description="sampling temperature of the variations")
+    clusters: int = Field(8, ge=1, description="PPO: clusters of similar tasks that share a reward entropy")
 
 
 class EndpointConfig(Section):

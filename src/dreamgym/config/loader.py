@@ -1,8 +1,4 @@
-"""Every setting of a run, validated once and frozen.
-
-A value comes from the default, then the TOML file, then `--set section.key=value`, later ones winning. A key
-that nobody knows is refused with the nearest one that exists, before anything starts.
-"""
+"""Reads, validates and lists settings; error messages name the setting and what would be right."""
 
 from __future__ import annotations
 
@@ -15,49 +11,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from dreamgym.config.sections import Config
 from dreamgym.errors import ConfigError
-from dreamgym.sections import (
-    DEFAULT_KEY,
-    WITHOUT,
-    AgentConfig,
-    BudgetConfig,
-    CollectConfig,
-    Config,
-    CurriculumConfig,
-    EndpointConfig,
-    EnvironmentConfig,
-    ExperienceConfig,
-    LearnerConfig,
-    Part,
-    PromptedConfig,
-    ReplayConfig,
-    Section,
-    TrainConfig,
-)
-
-__all__ = [
-    "DEFAULT_KEY",
-    "WITHOUT",
-    "AgentConfig",
-    "BudgetConfig",
-    "CollectConfig",
-    "Config",
-    "CurriculumConfig",
-    "EndpointConfig",
-    "EnvironmentConfig",
-    "ExperienceConfig",
-    "LearnerConfig",
-    "Part",
-    "PromptedConfig",
-    "ReplayConfig",
-    "Section",
-    "TrainConfig",
-    "config_json",
-    "load_config",
-    "nearest_name",
-    "settings",
-    "validate",
-]
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -77,7 +32,9 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"expected a TOML file, found nothing at {str(path)!r}") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except RecursionError:
+            raise ConfigError(f"{path}: expected TOML, got values nested too deeply to read") from None
+        except (OSError, ValueError) as error:  # ValueError: also digits beyond Python's limit for integers
             raise ConfigError(f"{path}: expected TOML, {error}") from None
     for override in overrides:
         _apply_override(values, override)
@@ -129,7 +86,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     try:
         # A TOML value where it parses as one (numbers, lists, booleans, quoted text), else plain text.
         table[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         table[keys[-1]] = text
 
 
@@ -144,14 +101,33 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     location = [str(part) for part in problem["loc"]]
     name = prefix + ".".join(location)
     if problem["type"] != "extra_forbidden":
-        # Whoever puts an API key into the wrong field must not find it in a log.
-        shown = "" if location[0] == "endpoints" else f", got {problem['input']!r}"
+        # An API key that stands in the wrong field must not reach a log.
+        shown = "" if location[0] == "endpoints" else f", got {_short(problem['input'])}"
         return f"setting {name!r}: {problem['msg'].lower()}{shown}"
     for part in location[:-1]:
         info = model.model_fields.get(part)  # None: the name of an entry
         model = (_section(info.annotation) if info is not None else None) or model
     parent = prefix + "".join(f"{part}." for part in location[:-1])
-    return f"unknown setting {name!r}{nearest_name(name, [parent + field for field in model.model_fields])}"
+    siblings = [parent + field for field in model.model_fields]
+    if parent or difflib.get_close_matches(name, siblings, n=1, cutoff=0.7):
+        return f"unknown setting {name!r}{nearest_name(name, siblings)}"
+    return f"unknown setting {name!r}{_elsewhere(name, siblings)}"
+
+
+def _elsewhere(key: str, sections: Sequence[str]) -> str:
+    """Suggestions for a key that was given without its section.
+
+    >>> _elsewhere("horizon", ["train"])
+    "; did you mean 'train.horizon'? Options of the environment: environment.options.horizon"
+    """
+    same = [name for name, *_ in settings(Config) if name.rpartition(".")[2] == key]
+    known = f"; did you mean {' or '.join(map(repr, same))}?" if same else nearest_name(key, sections)
+    return f"{known}{'' if same else '.'} Options of the environment: environment.options.{key}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def config_json(config: BaseModel) -> str:
