@@ -39,7 +39,7 @@ from dreamgym.types import Trajectory, WorldSheet
 
 NAME = "endpoint:small"
 NOTHING = WorldSheet(facts=())
-SHARES = {"experience": 0.4, "teacher": 0.3, "grader": 0.2, "judge": 0.1}
+SHARES = {"experience": 0.4, "annotator": 0.3, "grader": 0.2, "judge": 0.1}
 
 
 def main() -> None:
@@ -132,10 +132,10 @@ def some_episodes(count: int) -> list[Trajectory]:
 def roles(
     models: LanguageModels, config: Config, episodes: list[Trajectory]
 ) -> dict[str, Callable[[Trajectory, int], Awaitable[object]]]:
-    dreamer = open_prompted_model(NAME, models, config, None, rewarder=None, starts=known_starts(episodes))
+    dreamer = open_prompted_model(NAME, models, config, None, grader=None, starts=known_starts(episodes))
     tokens = config.prompted.max_tokens
-    teacher = LanguageModelAnnotator(
-        models.open(NAME, role="teacher"), name=NAME, max_tokens=tokens, retries=-1, text_limit=600
+    annotator = LanguageModelAnnotator(
+        models.open(NAME, role="annotator"), name=NAME, max_tokens=tokens, retries=-1, text_limit=600
     )
     grader = EvidenceJudge(models.open(NAME, role="grader"), attempts=1)
     judge = RubricJudge(models.open(NAME, role="judge"), name=NAME, attempts=1)
@@ -145,7 +145,7 @@ def roles(
         await dreamer.predict(episode.task, NOTHING, (), step.state, step.action)
 
     async def explain(episode: Trajectory, number: int) -> None:
-        await teacher.annotate(episode)
+        await annotator.annotate(episode)
 
     async def grade(episode: Trajectory, number: int) -> None:
         await grader.verdict(episode.task, NOTHING, episode.transitions[number], claimed=True)
@@ -153,7 +153,7 @@ def roles(
     async def score(episode: Trajectory, number: int) -> None:
         await judge.score(episode.task, (), episode.transitions[number])
 
-    return {"experience": dream, "teacher": explain, "grader": grade, "judge": score}
+    return {"experience": dream, "annotator": explain, "grader": grade, "judge": score}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,14 @@
-"""One tree of errors, by boundary: settings, data, extras, stores, episodes.
+"""The errors that DreamGym raises on purpose: one class per boundary, each with an exit code.
 
-A message says what was expected, what came, and what to do. The exit code is the command line's promise to
-scripts (`dreamgym --help` lists them).
+Failures take three ways:
+
+* A wrong setting or damaged input raises `ConfigError` or `DataError` before work starts.
+* A failure of one episode raises `EpisodeFailedError`. `rollouts` catches it, retries, and then records a
+  `RolloutFailure`: one episode is lost and the run continues.
+* A failure that affects the whole run (a full disk, a spent budget, most rollouts failing) ends the run with
+  its state on disk; the same command resumes it.
+
+A message states what was expected, what came and what to do. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -10,25 +17,25 @@ from dreamgym.types import FailureKind
 
 
 class DreamGymError(Exception):
-    """Anything that DreamGym reports on purpose; everything else is a bug."""
+    """Base class of every error that DreamGym raises on purpose."""
 
     exit_code = 1
 
 
 class ConfigError(DreamGymError):
-    """A setting is unknown, malformed or impossible; raised before anything starts."""
+    """A setting is unknown, malformed or impossible; raised before work starts."""
 
     exit_code = 2
 
 
 class DataError(DreamGymError):
-    """A file's content is not what its format promises; the message starts with ``file:line``."""
+    """A file does not have the content that its format requires; the message starts with ``file:line``."""
 
     exit_code = 3
 
 
 class MissingExtraError(DreamGymError):
-    """An optional dependency is needed and not installed."""
+    """An optional dependency is not installed."""
 
     exit_code = 4
 
@@ -37,25 +44,13 @@ class MissingExtraError(DreamGymError):
 
 
 class StoreError(DreamGymError):
-    """A durable store cannot be opened or written (locked, full, made by another embedder)."""
+    """A store cannot be opened or written: locked, full, or made with another embedder."""
 
     exit_code = 5
 
 
-class EndpointError(DreamGymError):
-    """A network endpoint cannot be reached, refuses, or answers nonsense, after retries."""
-
-    exit_code = 7
-
-
-class BudgetSpentError(DreamGymError):
-    """The next request could cost more than is left of the budget, so it was not sent; the run stops."""
-
-    exit_code = 8
-
-
 class EpisodeFailedError(DreamGymError):
-    """This episode cannot go on. It costs the episode, never the run."""
+    """The environment or a model failed during one episode. Costs the episode, not the run."""
 
     exit_code = 6
 
@@ -65,14 +60,26 @@ class EpisodeFailedError(DreamGymError):
 
 
 class RolloutsFailingError(DreamGymError):
-    """Too many episodes fail, so the run stops where it is; mend the cause and go on from there."""
+    """Too many rollouts fail: the run stops, and resumes from its last checkpoint."""
 
     exit_code = 6
 
 
+class EndpointError(DreamGymError):
+    """A network endpoint cannot be reached, refuses the request or sends an invalid reply, after retries."""
+
+    exit_code = 7
+
+
+class BudgetSpentError(DreamGymError):
+    """The next request could exceed the budget, so it was not sent; the run stops."""
+
+    exit_code = 8
+
+
 class TrainingCollapsedError(DreamGymError):
-    """Practice has stopped teaching anything, for too long; what was learnt before is kept."""
+    """Training has not improved the policy for too long; the best policy is kept."""
 
 
 class EpisodeOverError(DreamGymError):
-    """`step` was called on an episode that has not started, is over, or is closed: a caller's bug."""
+    """A method was called outside the episode (before `start`, after its end): a bug of the caller."""

@@ -1,6 +1,6 @@
-"""The roles: what each stage expects of the others, and nothing more.
+"""The roles: the interfaces between stages, which never import one another.
 
-Stages never import one another; they meet here. If it waits, it is async; if it computes, it is pure.
+Any object with these methods fits; no base class is needed. What waits for something is async.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ Keys = npt.NDArray[np.float32]
 
 
 class LanguageModel(Protocol):
-    """The one road to every language model, local or remote."""
+    """A language model, local or behind an endpoint.
+
+    Example::
+
+        class Echo:
+            async def complete(self, request: CompletionRequest) -> Completion:
+                return Completion(text=request.prompt)
+    """
 
     async def complete(self, request: CompletionRequest) -> Completion: ...
 
@@ -44,9 +51,20 @@ class LanguageModel(Protocol):
 class Environment(Protocol):
     """One episode, used once: `start`, then `step` until the outcome is over, then `aclose`.
 
-    `step` accepts any string. An action that makes no sense is answered in the environment's own words with
-    reward 0; it never raises. `EpisodeFailedError` means that the environment itself broke;
-    `EpisodeOverError` that the caller stepped outside the episode. `aclose` may be called at any time, twice.
+    `step` accepts any string. An invalid action is answered in the environment's own words with reward 0; it
+    never raises. `EpisodeFailedError` means that the environment broke; `EpisodeOverError` that the caller
+    stepped outside the episode. `aclose` may be called at any time, also twice.
+
+    Example::
+
+        environment = factory.make(task, seed=0)
+        state, over = await environment.start(), False
+        while not over:
+            outcome = await environment.step(choose(state))
+            state, over = outcome.next_state, outcome.over
+        await environment.aclose()
+
+    `dreamgym.testing.check_environment` tests an implementation against this contract.
     """
 
     @property
@@ -60,25 +78,70 @@ class Environment(Protocol):
 
 
 @runtime_checkable
-class RevealingEnvironment(Environment, Protocol):
-    """A real environment that can tell what an agent cannot see."""
+class HasWorldSheet(Protocol):
+    """Optional role of an environment: it discloses the hidden facts of its episode.
+
+    Trajectories then record the sheet, and an experience model is fine-tuned with the facts that an action
+    touches.
+
+    Example::
+
+        async def world_sheet(self) -> WorldSheet:
+            return WorldSheet(facts=(("in", "apple 1", "fridge 1"), ("closed", "fridge 1")))
+    """
 
     async def world_sheet(self) -> WorldSheet:
-        """The hidden facts as they were at `start`; ask any time after it."""
+        """The hidden facts at `start`; available at any time after it."""
         ...
+
+
+@runtime_checkable
+class HasExpert(Protocol):
+    """Optional role of an environment: it has at least one scripted expert, to collect good episodes with.
+
+    Example::
+
+        experts = ("planner",)
+
+        async def expert_action(self, expert: str | None = None) -> str:
+            return self._plan[self._position]
+    """
 
     @property
     def experts(self) -> tuple[str, ...]:
-        """Names of the experts it has, the default one first."""
+        """Names of the experts, the default first; empty for none."""
         ...
 
     async def expert_action(self, expert: str | None = None) -> str:
-        """What the named expert (None: the default one) would do in the present state."""
+        """The action of the named expert (None: the default) in the current state."""
         ...
 
 
+def find_world_sheet(environment: object) -> HasWorldSheet | None:
+    """The environment, or one inside its wrappers (`inner`), that discloses its hidden facts; else None."""
+    while environment is not None and not isinstance(environment, HasWorldSheet):
+        environment = getattr(environment, "inner", None)
+    return environment
+
+
+def find_expert(environment: object) -> HasExpert | None:
+    """The environment, or one inside its wrappers (`inner`), that has an expert; else None."""
+    while environment is not None:
+        if isinstance(environment, HasExpert) and environment.experts:
+            return environment
+        environment = getattr(environment, "inner", None)
+    return None
+
+
 class EnvironmentFactory(Protocol):
-    """Makes the episodes of one environment: all that differs between dream, sim-to-real and evaluation."""
+    """Makes the episodes of one environment, real or synthetic.
+
+    Example::
+
+        factory = dreamgym.make("alfworld")
+        for task in await factory.tasks("valid_unseen", 10):
+            environment = factory.make(task, seed=0)
+    """
 
     @property
     def name(self) -> str: ...
@@ -87,20 +150,31 @@ class EnvironmentFactory(Protocol):
     def splits(self) -> tuple[str, ...]: ...
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
-        """The first `count` tasks of a split in the order that `seed` gives; None for all there are.
+        """The first `count` tasks of a split in an order given by `seed`; None for all.
 
         Raises:
-            ConfigError: the split is unknown, or holds fewer than `count` tasks.
+            ConfigError: the split is unknown, or has fewer than `count` tasks.
         """
         ...
 
-    def make(self, task: Task, *, seed: int = 0) -> Environment: ...
+    def make(self, task: Task, *, seed: int = 0) -> Environment:
+        """A new episode. Episodes with the same task and seed start alike and respond alike."""
+        ...
 
     async def aclose(self) -> None: ...
 
 
 class Policy(Protocol):
-    """Chooses actions. `history` holds the transitions of this episode so far, oldest first."""
+    """Chooses actions. `history` holds the transitions of this episode so far, oldest first.
+
+    Example::
+
+        class FirstAdmissible:
+            name = "first"
+
+            async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
+                return Decision(action=(state.admissible_actions or ("look",))[0])
+    """
 
     @property
     def name(self) -> str: ...
@@ -113,7 +187,7 @@ class Embedder(Protocol):
 
     @property
     def identity(self) -> str:
-        """Name, version and settings; two embedders with one identity give equal keys."""
+        """Name, version and settings; embedders with the same identity return equal keys."""
         ...
 
     @property
@@ -135,10 +209,15 @@ class Retriever(Protocol):
 
 
 class ExperienceModel(Protocol):
-    """Plays the environment by reasoning (the paper's M_exp).
+    """Predicts the environment's response by reasoning (the paper's M_exp).
 
-    `sheet` holds the facts as they are before the action; the prediction carries them as they are after it.
-    The same arguments always give the same prediction, so that group members differ by their actions alone.
+    `sheet` holds the facts before the action; the prediction holds them after it. The same arguments always
+    give the same prediction, so members of a rollout group differ only by their actions.
+
+    Example::
+
+        prediction = await model.predict(task, sheet, history, state, "open fridge 1")
+        prediction.outcome.next_state.text, prediction.sheet
     """
 
     @property
@@ -151,44 +230,63 @@ class ExperienceModel(Protocol):
     ) -> Prediction: ...
 
 
-class Rewarder(Protocol):
-    """Says what an action earned. Frozen: the loop that trains the policy never trains its grader."""
+class Grader(Protocol):
+    """Assigns the reward of an imagined action. Frozen: training of the policy never updates it.
+
+    Example::
+
+        class GoalCheck:
+            async def verdict(self, task, sheet, transition, *, claimed):
+                done = goal_met(task, sheet)
+                return Verdict(reward=float(done), success=done, source="sheet")
+    """
 
     async def verdict(
         self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
     ) -> Verdict:
-        """`sheet` is the one after the action; `claimed` is the experience model's own word on success."""
+        """`sheet` holds the facts after the action; `claimed`: the experience model claims success."""
         ...
 
 
-class Teacher(Protocol):
-    """Explains recorded transitions, for the experience model to learn from. It alone sees how they ended."""
+class Annotator(Protocol):
+    """Explains recorded transitions, as targets for fine-tuning an experience model.
+
+    It sees how the episode ended; the experience model sees only its notes.
+
+    Example::
+
+        async def annotate(self, trajectory: Trajectory) -> Annotation:
+            notes = [Note(reasoning="The door opens.") for _ in trajectory.transitions]
+            return Annotation(plan="", success_mode="", failure_mode="", notes=tuple(notes))
+    """
 
     @property
     def name(self) -> str: ...
 
-    async def annotate(self, trajectory: Trajectory) -> Annotation: ...
-
-
-class TaskGenerator(Protocol):
-    """Writes variations of tasks (the paper's M_task)."""
-
-    async def vary(self, tasks: Sequence[Task], *, count: int, seed: int) -> list[Task]: ...
+    async def annotate(self, trajectory: Trajectory) -> Annotation:
+        """One note for each transition."""
+        ...
 
 
 class TaskSource(Protocol):
-    """Says which tasks come next, and hears what came of them: a fixed list, or a curriculum.
+    """Selects the tasks of the next step and receives the results: a fixed list, or a curriculum.
 
-    What it answers depends on its settings and on what it has heard alone, so that a source restored from its
-    `state_dict` goes on as if it had never stopped.
+    Its answers depend only on its settings and on the recorded groups, so a source restored from its
+    `state_dict` continues identically.
+
+    Example::
+
+        tasks = await source.sample(16)
+        groups = ...  # one rollout group for each task
+        metrics = await source.record(groups)
     """
 
     async def sample(self, count: int) -> Sequence[Task]:
-        """Tasks of the next step; the same one may come twice. Asked again without `record`, the same."""
+        """Tasks of the next step, repeats allowed; the same ones until `record` is called."""
         ...
 
     async def record(self, groups: Sequence[RolloutGroup]) -> Mapping[str, JsonValue]:
-        """Hear what came of them; returns what is worth a line in the metrics."""
+        """Record the results of these tasks; returns metrics."""
         ...
 
     def state_dict(self) -> dict[str, JsonValue]: ...
@@ -197,6 +295,12 @@ class TaskSource(Protocol):
 
 
 class Learner(Protocol):
-    """Turns rollout groups into one update of the policy; returns its metrics."""
+    """Updates the policy from rollout groups; returns metrics.
+
+    Example::
+
+        metrics = learner.update(groups)
+        metrics["loss"], metrics["grad_norm"]
+    """
 
     def update(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]: ...

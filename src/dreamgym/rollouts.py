@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dreamgym.errors import EndpointError, EpisodeFailedError
-from dreamgym.protocols import Environment, Policy, RevealingEnvironment
+from dreamgym.protocols import Environment, Policy, find_world_sheet
 from dreamgym.types import (
     Decision,
     FailureKind,
@@ -20,7 +20,6 @@ from dreamgym.types import (
     Task,
     Trajectory,
     Transition,
-    WorldSheet,
 )
 
 MakeEnvironment = Callable[[], Environment]
@@ -100,9 +99,8 @@ async def _play(
     origin: Origin,
 ) -> Trajectory:
     start = state = await environment.start()
-    sheet: WorldSheet | None = None
-    if keep_world_sheet and isinstance(environment, RevealingEnvironment):
-        sheet = await environment.world_sheet()
+    facts = find_world_sheet(environment) if keep_world_sheet else None
+    sheet = await facts.world_sheet() if facts is not None else None
     watch = _Watch(limits, start)
     transitions: list[Transition] = []
     over = False

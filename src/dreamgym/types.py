@@ -1,8 +1,8 @@
-"""The nouns of DreamGym: what flows between the real world, the dream and the learner.
+"""The nouns of DreamGym: the values that environments, models and learners exchange.
 
-Every value is a frozen, slotted, keyword-only dataclass, so it can be shared between episodes without a
-copy. Text from outside is validated where it enters (`replay.offline`, `config`, a model's reply parser);
-inside the house these types are trusted.
+Every value is a frozen, slotted, keyword-only dataclass, so episodes can share it without a copy. Input from
+outside is validated where it enters (`data.schema`, `config`, a model's reply parser); code that receives one
+of these types does not validate it again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
 
@@ -21,7 +21,7 @@ Source: TypeAlias = Literal["real", "synthetic"]
 
 
 class FailureKind(StrEnum):
-    """Why an episode could not be finished. A failure is data: it is counted, never trained on."""
+    """Why an episode could not be finished. Failures are counted and never trained on."""
 
     TIMEOUT = "timeout"
     CRASHED = "crashed"
@@ -56,12 +56,12 @@ class State:
 
     text: str
     admissible_actions: tuple[str, ...] | None = None
-    """Every action that would do something here, or None where the environment cannot tell."""
+    """Every action that has an effect here; None where the environment does not list them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSheet:
-    """The hidden facts of one episode, fixed at its start: what is where, and in which condition.
+    """The hidden facts of one episode, fixed at its start: where each object is, and its condition.
 
     >>> WorldSheet(facts=(("in", "apple 1", "fridge 1"), ("closed", "fridge 1"))).about("fridge 1")
     (('in', 'apple 1', 'fridge 1'), ('closed', 'fridge 1'))
@@ -75,7 +75,7 @@ class WorldSheet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What an action alters in the world: the facts that end with it and those that begin."""
+    """The facts that stop being true with an action (`ended`), and those that become true (`begun`)."""
 
     ended: tuple[Fact, ...] = ()
     begun: tuple[Fact, ...] = ()
@@ -83,7 +83,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A teacher's explanation of one transition."""
+    """An annotator's explanation of one transition."""
 
     reasoning: str
     change: Change = Change()
@@ -91,7 +91,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
-    """A teacher's explanation of a whole trajectory: the paper's tutorial, and one note per transition."""
+    """An annotator's explanation of a whole trajectory: the paper's tutorial, and one note per transition."""
 
     plan: str
     success_mode: str
@@ -101,20 +101,28 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an action led to."""
+    """The result of one action.
+
+    >>> Outcome(next_state=State(text="The fridge is open."), reward=0.0, terminated=False).over
+    False
+    """
 
     next_state: State
     reward: float
     terminated: bool
-    """The episode ended by the environment's own rules: nothing follows, PPO bootstraps from zero."""
+    """The episode ended by the environment's own rules: PPO bootstraps from zero."""
     truncated: bool = False
-    """The episode was cut off by a limit of ours: more would have followed, PPO bootstraps from the value."""
+    """The episode was cut off by a limit of the caller's: PPO bootstraps from the value."""
     success: bool = False
     reasoning: str | None = None
     """The experience model's explanation; None for a real environment."""
     confidence: float | None = None
     reward_source: str = "environment"
-    """Who gave the reward: ``environment``, ``model``, ``judge`` or ``sheet``."""
+    """The grader: ``environment``, ``model``, ``judge`` or ``sheet``."""
+    info: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Diagnostics, as in Gymnasium; never an input of a policy or a learner, and not stored in a buffer.
+    A synthetic environment adds ``demonstrations``, ``change``, ``refused`` and ``sheet`` (the facts before
+    the action)."""
 
     @property
     def over(self) -> bool:
@@ -123,7 +131,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What an action earned, and who says so."""
+    """A grader's reward for one action, and the name of the grader."""
 
     reward: float
     success: bool
@@ -138,19 +146,19 @@ class Transition:
     action: str
     outcome: Outcome
     thought: str | None = None
-    """What the agent wrote before its action, where it thinks aloud."""
+    """The agent's reasoning before the action, if it writes any."""
     completion: Completion | None = None
-    """The exact tokens that the policy chose the action with: what a learner trains on. Never stored."""
+    """The sampled tokens behind the action, which a learner trains on. Not written to trajectory files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where experience comes from, so that real and synthetic never mix unseen."""
+    """Where experience comes from, so that real and synthetic rows stay distinguishable."""
 
     source: Source
     policy: str
     policy_version: int = 0
-    """How many updates the policy had seen when it acted."""
+    """Number of updates the policy had received."""
     experience_model: str | None = None
     recorded_at: float = 0.0
     """Seconds since the epoch."""
@@ -182,7 +190,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFailure:
-    """An episode that was retried and still failed."""
+    """An episode that failed in every attempt."""
 
     task: Task
     kind: FailureKind
@@ -200,11 +208,11 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """One question to a language model."""
+    """One request to a language model."""
 
     prompt: str
     prompt_token_ids: tuple[int, ...] | None = None
-    """If given, exactly these tokens are the prompt of a local model, whatever `prompt` says."""
+    """If given, a local model uses exactly these tokens and ignores `prompt`."""
     conversation: str | None = None
     """Requests of one growing conversation share this key, so that a local model reuses its KV cache."""
     max_tokens: int = 256
@@ -215,30 +223,30 @@ class CompletionRequest:
     """If given, the completion is exactly one of these strings."""
     seed: int = 0
     system: str = ""
-    """Instructions above the prompt: a chat's system message; elsewhere put before the prompt."""
+    """The system message of a chat; models without chat get it in front of the prompt."""
     turns: tuple[tuple[str, str], ...] = ()
-    """Earlier questions and answers of the same chat, oldest first; elsewhere put before the prompt."""
+    """Earlier (user, assistant) messages, oldest first; models without chat get them before the prompt."""
     schema: Mapping[str, JsonValue] | None = None
-    """A JSON schema that the reply shall have. A wish: servers that cannot hold a reply to it ignore it, so
-    whoever asks still parses strictly."""
+    """A JSON schema for the reply. Servers without constrained decoding ignore it, so the caller still has to
+    validate the reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A language model's answer, with the exact tokens it sampled."""
+    """A language model's reply, with the exact tokens it sampled."""
 
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
     allowed: tuple[tuple[int, ...], ...] = ()
-    """Where only certain choices were allowed: the tokens among which each one was drawn."""
+    """With constrained decoding: for each sampled token, the tokens that were allowed."""
     finish_reason: Literal["stop", "length", "choice"] = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a policy chose to do, and the tokens it chose it with."""
+    """A policy's action, with the reasoning and the tokens behind it."""
 
     action: str
     thought: str | None = None
@@ -247,12 +255,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalFilter:
-    """Which experience may be shown. Applied before the k nearest are chosen, never after."""
+    """Which transitions a search may return. Filters apply before the k nearest are chosen."""
 
     environment: str
     source: Source | None = None
     max_synthetic: int | None = None
-    """At most this many of the k may be synthetic; real ones fill the rest."""
+    """At most this many of the k are synthetic; real ones fill the rest."""
     exclude_trajectory: str | None = None
     exclude_task: str | None = None
     min_reward: float | None = None
@@ -261,7 +269,7 @@ class RetrievalFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """A past transition that resembles the present one."""
+    """A past transition, retrieved as an example for the current one."""
 
     transition: Transition
     similarity: float
@@ -275,18 +283,18 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What an experience model answers: the outcome, and the world sheet as it is afterwards."""
+    """An experience model's answer: the outcome, and the world sheet after the action."""
 
     outcome: Outcome
     sheet: WorldSheet
     demonstrations: tuple[Demonstration, ...] = ()
-    """What it was shown for this answer, most similar first."""
+    """The demonstrations in its prompt, most similar first."""
     refused: bool = False
-    """The action was answered in the words by which the environment says no."""
+    """The next state is one of the environment's refusal texts: nothing has changed."""
 
 
 def transition_id(trajectory_id: str, position: int) -> str:
-    """The client-made id that makes storing a transition twice harmless.
+    """The id of a stored transition; a second write with the same id is ignored.
 
     >>> transition_id("alfworld-7", 3)
     'alfworld-7:3'

@@ -219,7 +219,7 @@ def test_each_part_can_be_left_out_of_a_measurement_whose_files_say_so(
     whole = measured(run, "--data", data, "--buffer", buffer, "--seed", 3)
     assert whole["asked"] == {
         **{"reward": "sheet", "without": [], "seed": 3, "data": [str(data)]},
-        **{"held_out": False, "tasks": 2, "teacher": "alfworld-rules"},
+        **{"held_out": False, "tasks": 2, "annotator": "alfworld-rules"},
     }
     less = measured(run, "--data", data, "--no-demonstrations", "--no-reasoning", "--seed", 3)
     assert less["steps"] != whole["steps"]

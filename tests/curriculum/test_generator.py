@@ -20,7 +20,6 @@ from dreamgym.curriculum.task_proposers import (
     parse_variations,
 )
 from dreamgym.errors import EndpointError, EpisodeFailedError
-from dreamgym.protocols import TaskGenerator
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import CompletionRequest, FailureKind, Task, WorldSheet
 from tests.curriculum.pool_examples import COLOURS, SHEET, read_colour, seed_task
@@ -96,7 +95,7 @@ async def test_generate_then_select_keeps_the_preferred_valid_candidate_with_its
     )
     author = prompted(script)
     with pool_of(tmp_path, "paint it red") as pool:
-        generator: TaskGenerator = LanguageModelTaskGenerator(author, gate(), pool, candidates=5)
+        generator = LanguageModelTaskGenerator(author, gate(), pool, candidates=5)
         made = await generator.vary(pool.tasks, count=1, seed=7)
     assert [task.instruction for task in made] == ["paint it blue"]
     told = lineage(made[0])

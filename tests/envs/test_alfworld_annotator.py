@@ -1,4 +1,4 @@
-"""The programmatic teacher: its changes keep a sheet true to what the real engine says later."""
+"""The programmatic annotator: its changes keep a sheet true to what the real engine says later."""
 
 from __future__ import annotations
 

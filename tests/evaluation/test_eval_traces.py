@@ -83,7 +83,7 @@ def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_
     assert found["steps"]["object_f1"]["count"] == len(kept)  # the sheets in hindsight name the lamps
     assert found["asked"] == {
         **{"reward": "model", "without": [], "seed": 0, "data": [str(shop)]},
-        **{"held_out": True, "tasks": len(kept), "teacher": "plain"},
+        **{"held_out": True, "tasks": len(kept), "annotator": "plain"},
     }
 
 
@@ -128,12 +128,12 @@ def test_a_teacher_that_cannot_be_asked_again_is_stood_in_for_and_that_is_said(
     copy.mkdir()
     for name in ("model", "replay.sqlite"):
         (copy / name).symlink_to(run / name)
-    about = json.loads((run / "run.json").read_text(encoding="utf-8")) | {"teacher": "a friend"}
+    about = json.loads((run / "run.json").read_text(encoding="utf-8")) | {"annotator": "a friend"}
     (copy / "run.json").write_text(json.dumps(about), encoding="utf-8")
     told = dreamgym("experience", "eval", copy, "--data", shop, "--episodes", 1, "--json")
     assert told.exit_code == 0, told.output
     assert "was taught by 'a friend', of whom" in " ".join(told.stderr.split())
-    assert json.loads(told.stdout)["asked"]["teacher"] == "plain"
+    assert json.loads(told.stdout)["asked"]["annotator"] == "plain"
 
 
 async def test_a_run_is_measured_by_the_teacher_it_was_taught_by(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from dreamgym.evaluation.evaluate import (
     evaluation_rows,
 )
 from dreamgym.evaluation.statistics import mcnemar, paired_difference, wilson
-from dreamgym.protocols import Environment, Policy, RevealingEnvironment
+from dreamgym.protocols import Environment, Policy, find_expert, find_world_sheet
 from dreamgym.testing import Corridor, CorridorFactory
 from dreamgym.training.step_counter import StepCounter
 from dreamgym.types import Decision, FailureKind, Outcome, State, Task, Transition
@@ -205,14 +205,16 @@ def test_something_else_is_no_stored_evaluation() -> None:
         Evaluation.from_dict({"policy": "x"})
 
 
-async def test_a_metered_environment_reveals_what_the_one_inside_reveals() -> None:
+async def test_the_roles_of_an_environment_are_found_inside_its_wrapper() -> None:
     metered = StepCounter(FACTORY)
     [task] = await metered.tasks("train", 1)
     environment = metered.make(task)
-    assert isinstance(environment, RevealingEnvironment)
+    facts, expert = find_world_sheet(environment), find_expert(environment)
+    assert facts is not None
+    assert expert is not None
     await environment.start()
-    assert await environment.world_sheet() == await _sheet(task)
-    await environment.step(await environment.expert_action())
+    assert await facts.world_sheet() == await _sheet(task)
+    await environment.step(await expert.expert_action())
     assert (metered.steps, metered.episodes, metered.name) == (1, 1, "corridor")
 
 

@@ -162,7 +162,7 @@ async def test_what_holds_no_sheet_is_measured_on_the_one_it_would_be_taught_wit
     assert told != recorded[0].sheet
     first, *later = await step_questions(PlainAnnotator(), [bare])
     assert first.sheet == with_sheet(bare).sheet == ActionList.of(bare).sheet == told
-    assert any(question.sheet != told for question in later)  # the teacher's notes keep it current
+    assert any(question.sheet != told for question in later)  # the annotator's notes keep it current
     assert with_sheet(recorded[0]) is recorded[0]
 
 

@@ -60,7 +60,7 @@ def obliging(request: CompletionRequest) -> str:
     return explained(int(asked[1]), int(asked[2]))
 
 
-def teacher_of(script: Callable[[CompletionRequest], str], **settings: int) -> LanguageModelAnnotator:
+def annotator_of(script: Callable[[CompletionRequest], str], **settings: int) -> LanguageModelAnnotator:
     return LanguageModelAnnotator(ScriptedLanguageModel(script), name="test", **settings)
 
 
@@ -68,7 +68,7 @@ async def test_a_reply_becomes_a_tutorial_and_one_note_per_step_with_its_changes
     reply = json.loads(explained(1, 2))
     reply["transitions"][1]["changes"] = {"begun": [["open", "door 2"]], "ended": [["closed", "door 2"]]}
     for text in (json.dumps(reply), f"```json\n{json.dumps(reply)}\n```\n"):
-        annotation = await teacher_of(lambda request, text=text: text).annotate(played(2))  # type: ignore[misc]
+        annotation = await annotator_of(lambda request, text=text: text).annotate(played(2))  # type: ignore[misc]
         assert (annotation.plan, annotation.success_mode) == ("walk to 2.", "arrive.")
         assert [note.reasoning for note in annotation.notes] == ["door 1 is open.", "door 2 is open."]
         assert annotation.notes[0].change == Change()
@@ -89,7 +89,7 @@ async def test_the_teacher_is_told_how_it_ended_and_every_step() -> None:
 async def test_how_an_episode_ended_never_reaches_the_experience_model() -> None:
     won, lost = played(3), played(3, success=False)
     prompts = [
-        [e.prompt async for e in examples([t], teacher_of(obliging), settings=PromptSettings())]
+        [e.prompt async for e in examples([t], annotator_of(obliging), settings=PromptSettings())]
         for t in (won, lost)
     ]
     assert prompts[0] == prompts[1]
@@ -118,7 +118,7 @@ async def test_a_long_trajectory_is_explained_in_chunks_that_know_what_came_befo
     assert "4. go 4" in model.requests[1].prompt
     assert "State before step 5:\nroom 4" in model.requests[1].prompt
     assert annotation.plan == "walk to 10."
-    assert (await teacher_of(obliging).annotate(played(0))).notes == ()
+    assert (await annotator_of(obliging).annotate(played(0))).notes == ()
 
 
 async def test_a_wrong_reply_is_repaired_once_by_telling_what_is_wrong() -> None:
@@ -162,7 +162,7 @@ async def test_what_does_not_fit_the_form_is_refused(spoil: Callable[[dict[str, 
     reply = json.loads(explained(1, 2))
     spoil(reply)
     with pytest.raises(EpisodeFailedError):
-        await teacher_of(lambda request: json.dumps(reply)).annotate(played(2))
+        await annotator_of(lambda request: json.dumps(reply)).annotate(played(2))
 
 
 json_values = st.recursive(
@@ -190,12 +190,12 @@ def with_changes(begun: list[list[str]]) -> str:
 def test_no_reply_however_hostile_raises_anything_but_the_typed_failure(text: str) -> None:
     async def run() -> None:
         try:
-            annotation = await teacher_of(lambda request: text).annotate(played(1))
+            annotation = await annotator_of(lambda request: text).annotate(played(1))
         except EpisodeFailedError:
             return
         assert len(annotation.notes) == 1
         found = [
-            e async for e in examples([played(1)], teacher_of(lambda r: text), settings=PromptSettings())
+            e async for e in examples([played(1)], annotator_of(lambda r: text), settings=PromptSettings())
         ]
         begun = parse_reply(found[1].reply).change.begun
         assert begun == annotation.notes[0].change.begun  # what was accepted can be learnt and read back
@@ -216,25 +216,27 @@ async def test_a_run_that_stopped_goes_on_and_pays_for_nothing_twice(tmp_path: P
     with pytest.raises(EndpointError):
         await annotate_all(trajectories, LanguageModelAnnotator(broken, name="test"), tmp_path, concurrency=1)
     told: list[int] = []
-    teacher = teacher_of(obliging)
+    annotator = annotator_of(obliging)
 
     def on_progress(report: AnnotateReport) -> None:
         told.append(report.annotated)
 
-    report = await annotate_all([*trajectories, trajectories[0]], teacher, tmp_path, on_progress=on_progress)
+    report = await annotate_all(
+        [*trajectories, trajectories[0]], annotator, tmp_path, on_progress=on_progress
+    )
     assert (report.already_there, report.annotated, report.cost.requests) == (3, 3, 3)
     assert report.cost.reply_characters == 3 * len(explained(1, 3))
     assert told[-1] == 3
     recorded = RecordedAnnotator(tmp_path, "test")
     for trajectory in trajectories:
-        assert await recorded.annotate(trajectory) == await teacher.annotate(trajectory)
-    other = await annotate_all(trajectories, LanguageModelAnnotator(teacher._model, name="other"), tmp_path)
+        assert await recorded.annotate(trajectory) == await annotator.annotate(trajectory)
+    other = await annotate_all(trajectories, LanguageModelAnnotator(annotator._model, name="other"), tmp_path)
     assert (other.already_there, other.annotated) == (0, 6)
 
 
 async def test_a_failure_is_counted_and_tried_again_by_the_next_run(tmp_path: Path) -> None:
     trajectories = [played(2, name="good"), played(3, name="bad")]
-    picky = teacher_of(lambda request: explained(1, 2))
+    picky = annotator_of(lambda request: explained(1, 2))
     report = await annotate_all(trajectories, picky, tmp_path)
     assert (report.annotated, dict(report.failures)) == (1, {"parse_error": 1})
     assert report.cost.requests == 1 + 3
@@ -243,21 +245,21 @@ async def test_a_failure_is_counted_and_tried_again_by_the_next_run(tmp_path: Pa
     assert trajectories[1] not in recorded
     with pytest.raises(DataError, match="'bad'"):
         await recorded.annotate(trajectories[1])
-    again = await annotate_all(trajectories, teacher_of(obliging), tmp_path)
+    again = await annotate_all(trajectories, annotator_of(obliging), tmp_path)
     assert (again.already_there, again.annotated) == (1, 1)
 
 
 async def test_a_torn_tail_is_cut_off_and_a_damaged_row_is_named(tmp_path: Path) -> None:
-    await annotate_all([played(2, name="a"), played(2, name="b")], teacher_of(obliging), tmp_path)
+    await annotate_all([played(2, name="a"), played(2, name="b")], annotator_of(obliging), tmp_path)
     path = tmp_path / FILE
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
-    report = await annotate_all([played(2, name="a"), played(2, name="b")], teacher_of(obliging), tmp_path)
+    report = await annotate_all([played(2, name="a"), played(2, name="b")], annotator_of(obliging), tmp_path)
     assert (report.already_there, report.annotated) == (1, 1)
     assert path.read_bytes() == whole
     path.write_bytes(b'{"schema_version": 2}\n' + whole)
     with pytest.raises(DataError, match=r"annotations\.jsonl:1: expected an annotation"):
-        await annotate_all([], teacher_of(obliging), tmp_path)
+        await annotate_all([], annotator_of(obliging), tmp_path)
 
 
 def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:

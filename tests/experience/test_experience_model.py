@@ -19,7 +19,7 @@ from dreamgym.errors import EpisodeFailedError, EpisodeOverError
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings, reply_text, start_text
 from dreamgym.experience.rewards import Judge, ModelVerdict, SheetCheck
-from dreamgym.protocols import Environment, Rewarder
+from dreamgym.protocols import Environment, Grader
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.testing import ScriptedLanguageModel
@@ -49,21 +49,21 @@ async def script_of(trajectory: Trajectory) -> ScriptedLanguageModel:
 
 def imagined(
     model: ScriptedLanguageModel,
-    rewarder: Rewarder | None = None,
+    grader: Grader | None = None,
     task: Task = TASK,
     sheet: WorldSheet = SHEET,
 ) -> SyntheticEnvironment:
-    experience = ReasoningExperienceModel(model, name="test", settings=SETTINGS, rewarder=rewarder)
+    experience = ReasoningExperienceModel(model, name="test", settings=SETTINGS, grader=grader)
     return SyntheticEnvironment(task, experience, sheet, horizon=50)
 
 
-@pytest.mark.parametrize("rewarder", [ModelVerdict(), SheetCheck(goal_met)], ids=["own word", "sheet"])
+@pytest.mark.parametrize("grader", [ModelVerdict(), SheetCheck(goal_met)], ids=["own word", "sheet"])
 async def test_a_dream_with_true_replies_goes_as_the_real_episode_went(
-    recorded: list[Trajectory], rewarder: Rewarder
+    recorded: list[Trajectory], grader: Grader
 ) -> None:
     for trajectory in recorded:
         assert trajectory.sheet is not None
-        dream = imagined(await script_of(trajectory), rewarder, trajectory.task, trajectory.sheet)
+        dream = imagined(await script_of(trajectory), grader, trajectory.task, trajectory.sheet)
         assert isinstance(dream, Environment)
         assert (await dream.start()).text == trajectory.start.text
         for transition in trajectory.transitions:
@@ -84,13 +84,13 @@ def refusing(end: str = "no") -> ScriptedLanguageModel:
 
 @pytest.mark.parametrize("refusal_ends", [False, True])
 @pytest.mark.parametrize("end", ["no", "yes", "success"])
-@pytest.mark.parametrize("rewarder", [ModelVerdict(), SheetCheck(lambda task, sheet: True)])
+@pytest.mark.parametrize("grader", [ModelVerdict(), SheetCheck(lambda task, sheet: True)])
 async def test_a_refused_action_changes_and_earns_nothing_and_ends_the_episode_only_by_setting(
-    refusal_ends: bool, end: str, rewarder: Rewarder
+    refusal_ends: bool, end: str, grader: Grader
 ) -> None:
     """Whatever else the reply claims, and whoever grades."""
     experience = ReasoningExperienceModel(
-        refusing(end), name="test", settings=SETTINGS, rewarder=rewarder, refusals=["It will not budge."]
+        refusing(end), name="test", settings=SETTINGS, grader=grader, refusals=["It will not budge."]
     )
     factory = SyntheticFactory(experience, [TASK], lambda task: SHEET, refusal_ends=refusal_ends)
     dream = factory.make(TASK)

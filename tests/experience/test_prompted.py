@@ -279,7 +279,7 @@ async def test_the_same_question_is_always_asked_with_the_same_seeds() -> None:
 async def test_webworld_is_asked_in_the_words_it_was_made_with() -> None:
     judge = SheetCheck(lambda task, sheet: False)
     dreamer, spoken = model(
-        "RootWebArea 'Cart'\n\t[1] heading 'Cart'", form=WebWorldFormat(), rewarder=judge, refusals=()
+        "RootWebArea 'Cart'\n\t[1] heading 'Cart'", form=WebWorldFormat(), grader=judge, refusals=()
     )
     page = "RootWebArea 'Shop'\n\t[7] button 'Mug'"
     past = [transition("click([7])", "RootWebArea 'Mug'\n\t[9] button 'Buy'", state=page)]
@@ -305,7 +305,7 @@ async def test_agentworld_is_asked_by_turns_and_answers_in_its_tag() -> None:
     dreamer, spoken = model(
         "<think>Two files.</think><predicted_observation>\na.txt\nb.txt\n</predicted_observation>",
         form=form,
-        rewarder=SheetCheck(lambda task, sheet: True),
+        grader=SheetCheck(lambda task, sheet: True),
     )
     answer = await predict(dreamer, action="ls", history=[transition("cd src", "$")])
     assert answer.outcome.next_state.text == "a.txt\nb.txt"

@@ -143,9 +143,9 @@ async def test_a_server_that_refuses_lengths_is_sent_the_schema_without(complain
         provenance=Provenance(source="real", policy="human"),
     )
     async with asking(strict) as (endpoint, bodies):
-        teacher = LanguageModelAnnotator(EndpointLanguageModel(endpoint, role="teacher"), name="m")
+        annotator = LanguageModelAnnotator(EndpointLanguageModel(endpoint, role="annotator"), name="m")
         for _ in range(2):
-            assert (await teacher.annotate(episode)).notes[0].reasoning == "Buy it."
+            assert (await annotator.annotate(episode)).notes[0].reasoning == "Buy it."
         assert endpoint.dialect.json_schema
     assert len(bodies) == 3  # refused once
     steps = bodies[0]["response_format"]["json_schema"]["schema"]["properties"]["transitions"]

@@ -153,7 +153,7 @@ async def test_replies_outlive_the_process_that_asked_for_them(tmp_path: Path) -
         sampled = CompletionRequest(prompt="go", temperature=1.0, seed=3, max_tokens=4, stop=("\n",))
         for _ in range(2):
             async with LanguageModels(config, folder=tmp_path) as models:
-                model = models.open("endpoint:near", role="teacher")
+                model = models.open("endpoint:near", role="annotator")
                 kept = await model.complete(QUESTION)
                 await model.complete(sampled)
         assert kept == await EndpointLanguageModel(Endpoint("x", server.settings()), role="x").complete(
@@ -163,7 +163,12 @@ async def test_replies_outlive_the_process_that_asked_for_them(tmp_path: Path) -
         assert server.completions == 1 + 2 + 1
         spent = json.loads((tmp_path / "spending.json").read_text(encoding="utf-8"))
         (row,) = spent["rows"]
-        assert (row["endpoint"], row["role"], row["requests"], row["cache_hits"]) == ("near", "teacher", 3, 1)
+        assert (row["endpoint"], row["role"], row["requests"], row["cache_hits"]) == (
+            "near",
+            "annotator",
+            3,
+            1,
+        )
         assert spent["hit_rate"] == 0.25
 
 

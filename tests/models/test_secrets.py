@@ -48,7 +48,7 @@ async def test_the_key_is_in_no_file_log_message_or_object(
     config = validate(Config, {"endpoints": {"strong": settings | quick}})
     found.append(config_json(config))
     async with LanguageModels(config, folder=tmp_path) as models:
-        model = models.open("endpoint:strong", role="teacher")
+        model = models.open("endpoint:strong", role="annotator")
         for number in range(24):
             try:
                 found.append((await model.complete(question(number))).text)

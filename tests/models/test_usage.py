@@ -27,10 +27,10 @@ async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_i
         settings = server.settings(input_price=1.0, output_price=10.0)
         config = validate(Config, {"endpoints": {"near": settings.model_dump()}})
         async with LanguageModels(config) as models:
-            teacher = models.open("endpoint:near", role="teacher")
+            annotator = models.open("endpoint:near", role="annotator")
             judge = models.open("endpoint:near", role="judge")
             with stage("annotation"):
-                await teacher.complete(question(1))
+                await annotator.complete(question(1))
             with stage("practice"):
                 await asyncio.gather(*(judge.complete(question(n)) for n in range(2, 5)))
             meter = server.local.meter
@@ -39,7 +39,7 @@ async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_i
             assert total.reply_tokens == meter.sampled_tokens
             assert total.money == pytest.approx(total.prompt_tokens / 1e6 + total.reply_tokens / 1e5)
             counted = {place: row.requests for place, row in models.spending.rows.items()}
-            assert counted == {("annotation", "teacher", "near"): 1, ("practice", "judge", "near"): 3}
+            assert counted == {("annotation", "annotator", "near"): 1, ("practice", "judge", "near"): 3}
             assert models.endpoint("near") is models.endpoint("endpoint:near")
 
 

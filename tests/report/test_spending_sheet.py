@@ -16,14 +16,14 @@ from dreamgym.report.spending import spending_sheet
 def test_every_stage_and_role_has_a_line_and_the_sum_one_more(tmp_path: Path) -> None:
     spending = Spending(file=tmp_path / "spending.json")
     with stage("annotation"):
-        spending.row("teacher", "strong").add(Spent(requests=8, retries=2, cache_hits=8, money=0.5))
+        spending.row("annotator", "strong").add(Spent(requests=8, retries=2, cache_hits=8, money=0.5))
     with stage("practice"):
         spending.row("<b>judge</b>", "near").add(Spent(requests=4, prompt_tokens=5000, perhaps=0.25))
     spending.save()
     run = read_run("run", tmp_path, episodes=1)
     first, second, total = spending_sheet([run]).rows
     rest = ("0", "50%", "0", "0", "0", "0.5000")
-    assert first == ("run", "annotation", "teacher", "strong", "8", "2", "0", *rest)
+    assert first == ("run", "annotation", "annotator", "strong", "8", "2", "0", *rest)
     assert second[1:4] == ("practice", "<b>judge</b>", "near")
     assert second[-1] == "0.0000 + 0.2500"
     assert total[1:7] == ("together", "", "", "12", "2", "0")

@@ -42,14 +42,14 @@ async def _script(
     trajectories: Sequence[Trajectory], fault: Fault, unknown: Callable[[CompletionRequest], str]
 ) -> Callable[[CompletionRequest], str]:
     replies: dict[str, str] = {}
-    teacher = HouseholdAnnotator()
+    annotator = HouseholdAnnotator()
     for trajectory in trajectories:
         assert trajectory.sheet is not None
         replies[start_prompt(trajectory.task, trajectory.sheet, actor=AGENT)] = start_text(
             trajectory.start.text
         )
-        notes: tuple[Note, ...] = (await teacher.annotate(trajectory)).notes
-        for question, note in zip(await step_questions(teacher, [trajectory]), notes, strict=True):
+        notes: tuple[Note, ...] = (await annotator.annotate(trajectory)).notes
+        for question, note in zip(await step_questions(annotator, [trajectory]), notes, strict=True):
             step = question.transition
             asked = prompt(
                 question.task,

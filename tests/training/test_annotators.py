@@ -93,7 +93,7 @@ async def test_ingested_traces_of_an_unknown_environment_become_a_model_that_ans
     assert done.returncode == 0, done.stderr
     assert "shop: no rules to explain its trajectories by" in " ".join(done.stderr.split())
     result = json.loads(done.stdout)
-    assert (result["teacher"], result["unexplained"], result["steps"]) == ("plain", 0, 4)
+    assert (result["annotator"], result["unexplained"], result["steps"]) == ("plain", 0, 4)
     with own_memory(tmp_path / "run") as memory:
         experience = load_experience_model(tmp_path / "run", memory=memory)
         first = next(iter(read_trajectories(shop)))
@@ -124,7 +124,7 @@ def test_recorded_explanations_teach_and_what_has_none_is_counted(shop: Path, tm
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert (result["teacher"], result["unexplained"]) == ("a friend", 2)
+    assert (result["annotator"], result["unexplained"]) == ("a friend", 2)
     assert "2 of 6 trajectories have no explanation and are left out" in " ".join(done.stderr.split())
 
 
@@ -142,9 +142,9 @@ async def test_a_language_model_that_explains_nothing_leaves_nothing_to_learn_fr
     writer: Path, tmp_path: Path
 ) -> None:
     told = [trajectory("one", "a", "b")]
-    teacher = await choose_annotator(f"hf:{writer}", None, told, default_annotations=tmp_path / "notes")
+    annotator = await choose_annotator(f"hf:{writer}", None, told, default_annotations=tmp_path / "notes")
     with pytest.raises(DataError, match="found none for any of 1 trajectories"):
-        explained(told, teacher)
+        explained(told, annotator)
 
 
 async def test_what_a_language_model_has_explained_is_not_asked_again(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ async def test_what_a_language_model_has_explained_is_not_asked_again(tmp_path: 
     with AnnotationStore(tmp_path) as store:
         notes = (Note(reasoning="easy."),)
         store.append("one", name, Annotation(plan="p", success_mode="s", failure_mode="f", notes=notes))
-    teacher = await choose_annotator(name, None, told, default_annotations=tmp_path)
-    assert (await teacher.annotate(told[0])).notes == notes
+    annotator = await choose_annotator(name, None, told, default_annotations=tmp_path)
+    assert (await annotator.annotate(told[0])).notes == notes
     with pytest.raises(ConfigError, match="cannot read a language model"):
         await choose_annotator(name, None, [*told, trajectory("two", "a", "b")], default_annotations=tmp_path)
 
@@ -163,17 +163,17 @@ async def test_teachers_are_chosen_by_name_and_by_what_is_there(tmp_path: Path) 
     told = [trajectory("one", "a", "b")]
 
     async def chosen(wanted: str | None, spec: Any = None, folder: Path | None = None) -> str:
-        teacher = await choose_annotator(
+        annotator = await choose_annotator(
             wanted, spec, told, annotations=folder, default_annotations=tmp_path / "unused"
         )
-        return teacher.name
+        return annotator.name
 
     assert await chosen(None) == "plain"
     assert await chosen(None, SPEC) == "alfworld-rules"
     assert await chosen("plain", SPEC) == "plain"
     with pytest.raises(ConfigError, match="not installed to explain"):
         await chosen("rules")
-    with pytest.raises(ConfigError, match="expected a teacher rules, plain, hf:"):
+    with pytest.raises(ConfigError, match="expected an annotator rules, plain, hf:"):
         await chosen("ruls", SPEC)
     with pytest.raises(ConfigError, match=r"found 0 \(\)"):
         await chosen(None, folder=tmp_path / "notes")
@@ -209,8 +209,8 @@ async def test_traces_without_a_sheet_are_explained_by_rules_on_one_made_in_hind
     for found in islice(read_trajectories(builtin_dataset()), 20):
         blind = replace(found, sheet=None)
         seen = replace(blind, sheet=hindsight_sheet(blind))
-        for teacher in (HouseholdAnnotator(), PlainAnnotator()):
-            async for example in examples([seen], teacher, settings=settings):
+        for annotator in (HouseholdAnnotator(), PlainAnnotator()):
+            async for example in examples([seen], annotator, settings=settings):
                 if example.position >= 0:
                     parse_reply(example.reply)
 

@@ -64,10 +64,10 @@ async def test_what_a_run_was_begun_with_is_kept_and_something_else_is_refused(
     await taught()
     kept = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     told = json.loads(kept["run.json"])
-    assert (told["environment"], told["teacher"]) == ("alfworld", "alfworld-rules")
+    assert (told["environment"], told["annotator"]) == ("alfworld", "alfworld-rules")
     with pytest.raises(ConfigError, match=r"was begun with experience\.history=1, now 0 is asked"):
         await taught(history=0)
-    with pytest.raises(ConfigError, match="was begun with teacher='alfworld-rules', now 'plain'"):
+    with pytest.raises(ConfigError, match="was begun with annotator='alfworld-rules', now 'plain'"):
         await teach(small(steps=2, precision="fp32"), [data], PlainAnnotator(), run, actor=AGENT)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == kept
     with pytest.raises(ConfigError, match="was made with precision='fp32'"):  # by the checkpoint itself
@@ -85,7 +85,7 @@ async def test_two_processes_cannot_teach_in_one_folder(data: Path, tmp_path: Pa
 
 def test_a_run_from_before_teachers_were_written_down_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"experience": {}, "actor": null, "seed": 0}', encoding="utf-8")
-    assert ExperienceRun.read(tmp_path).teacher is None
+    assert ExperienceRun.read(tmp_path).annotator is None
 
 
 async def test_without_a_buffer_of_yours_demonstrations_come_from_the_very_trajectories(

@@ -89,7 +89,7 @@ async def test_a_prompt_of_yours_takes_the_place_of_ours(tmp_path: Path) -> None
         check_prompted_model(server.name, config, "model")
         assert EPISODE.sheet is not None
         async with LanguageModels(config) as models:
-            dreamer = open_prompted_model(server.name, models, config, None, rewarder=None)
+            dreamer = open_prompted_model(server.name, models, config, None, grader=None)
             assert (await dreamer.imagine_start(EPISODE.task, EPISODE.sheet)).text == "A street."
     assert "A shop that sells mugs." in server.requests[0].system
     assert "works with tools" not in server.requests[0].system

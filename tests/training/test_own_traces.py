@@ -188,7 +188,7 @@ def test_an_endpoint_explains_trajectories_for_an_experience_model_to_learn_from
 ) -> None:
     pytest.importorskip("torch")
     result = dreamgym(
-        *("experience", "train", "--data", traces, "--env", "shop", "--teacher", server.name),
+        *("experience", "train", "--data", traces, "--env", "shop", "--annotator", server.name),
         *("--model", "nano", "--steps", 1, "--out", "taught", "--json"),
     )
     assert result.exit_code == 0, result.output
@@ -196,4 +196,4 @@ def test_an_endpoint_explains_trajectories_for_an_experience_model_to_learn_from
     assert len(server.requests) == 36
     spent = json.loads(Path("taught/spending.json").read_text(encoding="utf-8"))
     [row] = spent["rows"]
-    assert (row["stage"], row["role"], row["requests"]) == ("annotation", "teacher", 36)
+    assert (row["stage"], row["role"], row["requests"]) == ("annotation", "annotator", 36)

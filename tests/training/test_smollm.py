@@ -81,13 +81,11 @@ async def test_it_dreams_explains_judges_and_grades_in_form(
         scores = await RubricJudge(models.open(name, role="judge"), name=name).score(EPISODE.task, (), first)
         grader = EvidenceJudge(models.open(name, role="grader"))
         verdict = await grader.verdict(EPISODE.task, NOTHING, second, claimed=True)
-        dreamer = open_prompted_model(
-            name, models, config, None, rewarder=None, starts=known_starts([EPISODE])
-        )
+        dreamer = open_prompted_model(name, models, config, None, grader=None, starts=known_starts([EPISODE]))
         start = await dreamer.imagine_start(EPISODE.task, NOTHING)
         imagined = await dreamer.predict(EPISODE.task, NOTHING, (), start, first.action)
-        teacher = LanguageModelAnnotator(models.open(name, role="teacher"), name=name, max_tokens=900)
-        explained = await teacher.annotate(EPISODE)
+        annotator = LanguageModelAnnotator(models.open(name, role="annotator"), name=name, max_tokens=900)
+        explained = await annotator.annotate(EPISODE)
         total = models.spending.total
     assert imagined.outcome.next_state.text.strip()
     assert len(explained.notes) == 2

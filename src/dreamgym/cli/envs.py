@@ -12,7 +12,7 @@ from dreamgym.cli.options import Json
 from dreamgym.config import load_config, settings, validate
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
 from dreamgym.errors import MissingExtraError
-from dreamgym.protocols import RevealingEnvironment
+from dreamgym.protocols import find_expert
 from dreamgym.testing import Check, CheckReport, check_environment
 from dreamgym.testing.env_checker import CHECKS
 
@@ -155,10 +155,10 @@ async def _example(name: str, options: dict[str, Any]) -> dict[str, Any]:
             await environment.aclose()
     finally:
         await factory.aclose()
-    experts = environment.experts if isinstance(environment, RevealingEnvironment) else ()
+    expert = find_expert(environment)
     return {
         "splits": list(factory.splits),
-        "experts": list(experts),
+        "experts": list(expert.experts) if expert is not None else [],
         "example": {
             "task": task.id,
             "instruction": task.instruction,

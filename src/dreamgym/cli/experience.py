@@ -25,7 +25,7 @@ from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.experience.annotate import AnnotateReport
 from dreamgym.models.registry import LanguageModels
-from dreamgym.protocols import Teacher
+from dreamgym.protocols import Annotator
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.training.annotators import PLAIN, choose_annotator, explained
@@ -56,7 +56,7 @@ def train(
     lora: Annotated[
         bool, typer.Option("--lora", help="Teach adapters of hf:NAME_OR_PATH instead of all its weights.")
     ] = False,
-    teacher: Annotated[
+    annotator: Annotated[
         str | None,
         typer.Option(
             help="Who explains the trajectories: rules (the environment's own; the default if it has some), "
@@ -67,7 +67,7 @@ def train(
     annotations: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of explanations: used, and added to by --teacher. By default OUT/annotations."
+            help="Folder of explanations: used, and added to by --annotator. By default OUT/annotations."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The run's folder; gone on with if it was begun.")] = Path(
@@ -100,7 +100,7 @@ def train(
 
       dreamgym experience train --data shop --env shop --model hf:models/base --lora --out runs/shop
 
-      dreamgym experience train --data shop --env shop --teacher hf:models/chat --out runs/explained
+      dreamgym experience train --data shop --env shop --annotator hf:models/chat --out runs/explained
     """
     without = left_out(
         history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
@@ -115,7 +115,7 @@ def train(
         return
     need_models()
     sources = [dataset_path(path) for path in data or SHIPPED]
-    result = asyncio.run(_train(resolved, sources, out, buffer, teacher, annotations))
+    result = asyncio.run(_train(resolved, sources, out, buffer, annotator, annotations))
     console.show(
         result, console.table(f"taught {out}", *result, rows=[list(result.values())]), as_json=as_json
     )
@@ -123,7 +123,7 @@ def train(
 
 async def _explained(
     config: Config, sources: list[Path], out: Path, wanted: str | None, annotations: Path | None
-) -> tuple[Teacher, str | None, int]:
+) -> tuple[Annotator, str | None, int]:
     """Who explains, what the agent is called, and of how many trajectories there is no explanation."""
     recorded = [trajectory for source in sources for trajectory in read_trajectories(source)]
     spec = origin(config.environment.name, recorded)
@@ -136,24 +136,24 @@ async def _explained(
             bar.update(job, completed=done, note=note, visible=True)
 
         async with LanguageModels(config, folder=out) as models:
-            teacher = await choose_annotator(
+            annotator = await choose_annotator(
                 *(wanted, spec, recorded),
                 annotations=annotations,
                 default_annotations=out / "annotations",
                 models=models,
                 on_progress=tell,
             )
-    if wanted is None and teacher.name == PLAIN:
+    if wanted is None and annotator.name == PLAIN:
         console.err.print(
             f"{config.environment.name}: no rules to explain its trajectories by, so they are explained by "
-            "what can be seen; --teacher endpoint:NAME or hf:NAME_OR_PATH has a language model explain them",
+            "what can be seen; --annotator endpoint:NAME or hf:NAME_OR_PATH uses a language model",
             markup=False,
             soft_wrap=True,
         )
-    missing = len(recorded) - len(explained(recorded, teacher))
+    missing = len(recorded) - len(explained(recorded, annotator))
     if missing:
         console.err.print(f"{missing} of {len(recorded)} trajectories have no explanation and are left out")
-    return teacher, spec.actor if spec else None, missing
+    return annotator, spec.actor if spec else None, missing
 
 
 async def _train(
@@ -167,7 +167,7 @@ async def _train(
     from dreamgym.experience.finetune import Progress
     from dreamgym.training.experience import teach
 
-    teacher, actor, missing = await _explained(config, sources, out, wanted, annotations)
+    annotator, actor, missing = await _explained(config, sources, out, wanted, annotations)
     embedder = make_embedder(config.replay.embedder)
     store = None if buffer is None else ReplayBuffer.open(buffer, embedder=embedder, create=False)
     try:
@@ -181,7 +181,7 @@ async def _train(
             progress = await teach(
                 config,
                 sources,
-                teacher,
+                annotator,
                 out,
                 actor=actor,
                 memory=None if store is None else (embedder, store),
@@ -196,6 +196,6 @@ async def _train(
         "loss": round(progress.loss, 4),
         "agreement": round(progress.agreement, 4),
         "left_out": progress.left_out,
-        "teacher": teacher.name,
+        "annotator": annotator.name,
         "unexplained": missing,
     }

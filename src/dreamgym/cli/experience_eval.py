@@ -51,7 +51,7 @@ from dreamgym.experience.dataset import held_out
 from dreamgym.experience.rubric_judge import RubricJudge
 from dreamgym.models.registry import check_named, names_language_model
 from dreamgym.models.usage import stage
-from dreamgym.protocols import EnvironmentFactory, Teacher
+from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.training.annotators import same_annotator
@@ -95,7 +95,7 @@ def evaluate(
     ] = None,
     annotations: Annotated[
         Path | None,
-        typer.Option(help="Folder of its teacher's explanations. By default RUN/annotations."),
+        typer.Option(help="Folder of its annotator's explanations. By default RUN/annotations."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -156,13 +156,13 @@ def evaluate(
         found, others = _held_out(asked, found, resolved)
     if len(found) > episodes:
         found = Random(resolved.seed).sample(found, episodes)
-    teacher = _sheet_keeper(asked, spec, annotations)
+    annotator = _sheet_keeper(asked, spec, annotations)
     with (
         asyncio.Runner() as runner,
         _remembering(asked, others, resolved, runner) as asked,
         open_experience_model(asked, spec, resolved, runner=runner, folder=folder, known=found) as opened,
     ):
-        fidelity = runner.run(_evaluate(opened, teacher, found, resolved, judge))
+        fidelity = runner.run(_evaluate(opened, annotator, found, resolved, judge))
     how = {
         "reward": grader,
         "without": list(without),
@@ -170,7 +170,7 @@ def evaluate(
         "data": list(map(str, sources)),
         "held_out": only_held_out,
         "tasks": len({trajectory.task.id for trajectory in found}),
-        "teacher": teacher.name,
+        "annotator": annotator.name,
     }
     if asked.prompted:
         how["prompted"] = resolved.prompted.model_dump(mode="json")
@@ -244,23 +244,23 @@ def _held_out(
     )
 
 
-def _sheet_keeper(asked: Asked, spec: EnvironmentSpec | None, annotations: Path | None) -> Teacher:
+def _sheet_keeper(asked: Asked, spec: EnvironmentSpec | None, annotations: Path | None) -> Annotator:
     if asked.prompted:
         return same_annotator(None, spec, annotations or Path())
     from dreamgym.training.experience import ExperienceRun
 
     run = Path(asked.named)
-    taught_by = ExperienceRun.read(run).teacher
+    taught_by = ExperienceRun.read(run).annotator
     folder = annotations or run / "annotations"
-    teacher = same_annotator(taught_by, spec, folder)
-    if taught_by not in (None, teacher.name):
+    annotator = same_annotator(taught_by, spec, folder)
+    if taught_by not in (None, annotator.name):
         console.err.print(
             f"{run} was taught by {taught_by!r}, of whom {folder} holds nothing: world sheets are kept true "
             "by what can be seen; name the folder of its explanations (--annotations) for the same as then",
             markup=False,
             soft_wrap=True,
         )
-    return teacher
+    return annotator
 
 
 def _reality(config: Config) -> EnvironmentFactory | None:
@@ -277,7 +277,11 @@ def _reality(config: Config) -> EnvironmentFactory | None:
 
 
 async def _evaluate(
-    opened: Opened, teacher: Teacher, trajectories: Sequence[Trajectory], config: Config, judge: str | None
+    opened: Opened,
+    annotator: Annotator,
+    trajectories: Sequence[Trajectory],
+    config: Config,
+    judge: str | None,
 ) -> Fidelity:
     factory = _reality(config)
     judging = None if judge is None else RubricJudge(opened.models.open(judge, role="judge"), name=judge)
@@ -293,7 +297,7 @@ async def _evaluate(
             with stage("fidelity"):
                 return await measure_fidelity(
                     opened.experience_model,
-                    teacher,
+                    annotator,
                     trajectories,
                     factory=factory,
                     judge=judging,

@@ -28,8 +28,8 @@ from dreamgym.protocols import (
     Embedder,
     EnvironmentFactory,
     ExperienceModel,
-    RevealingEnvironment,
-    Rewarder,
+    Grader,
+    find_world_sheet,
 )
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
@@ -192,34 +192,34 @@ def open_experience_model(
         folder: where it is kept what endpoints were asked and what it cost.
         known: trajectories whose first states a prompted model need not imagine.
     """
-    grader = asked.grader(spec)
+    grader_name = asked.grader(spec)
     if asked.prompted:
-        check_prompted_model(asked.named, config, grader)
-    elif names_language_model(grader):
-        check_named(grader, config)
+        check_prompted_model(asked.named, config, grader_name)
+    elif names_language_model(grader_name):
+        check_named(grader_name, config)
     with ExitStack() as stack:
         models = LanguageModels(config, folder=folder)
         stack.callback(lambda: runner.run(models.aclose()))
         stack.callback(lambda: _tell_cost(models))
-        rewarder = make_grader(grader, spec, models)
+        grader = make_grader(grader_name, spec, models)
         if asked.prompted:
             memory = None
             if asked.buffer is not None and config.prompted.without(asked.without).demonstrations:
                 memory = _opened(stack, asked.buffer, config)
             model: ExperienceModel = open_prompted_model(
                 *(asked.named, models, config, spec),
-                rewarder=rewarder,
+                grader=grader,
                 memory=memory,
                 starts=known_starts(known),
                 without=asked.without,
             )
         else:
-            model = _taught(stack, asked, spec, config, rewarder)
+            model = _taught(stack, asked, spec, config, grader)
         yield Opened(experience_model=model, models=models)
 
 
 def _taught(
-    stack: ExitStack, asked: Asked, spec: EnvironmentSpec | None, config: Config, rewarder: Rewarder | None
+    stack: ExitStack, asked: Asked, spec: EnvironmentSpec | None, config: Config, grader: Grader | None
 ) -> ExperienceModel:
     from dreamgym.training.experience import OWN_BUFFER, ExperienceRun, load_experience_model
     from dreamgym.training.model_setup import quiet_transformers
@@ -239,7 +239,7 @@ def _taught(
         memory = _opened(stack, buffer, config)
     return load_experience_model(
         run,
-        rewarder=rewarder,
+        grader=grader,
         memory=memory,
         refusals=spec.refusals if spec is not None else (),
         without=without,
@@ -276,13 +276,14 @@ async def revealed(factory: EnvironmentFactory, task: Task, *, seed: int = 0) ->
     """The beginning of a task as the real environment tells it."""
     environment = factory.make(task, seed=seed)
     try:
-        if not isinstance(environment, RevealingEnvironment):
+        facts = find_world_sheet(environment)
+        if facts is None:
             raise ConfigError(
                 f"environment {factory.name!r} cannot tell its hidden facts: "
                 "give trajectories that hold them (--trajectories)"
             )
         first = await environment.start()
-        return Beginning(task=task, sheet=await environment.world_sheet(), first=first)
+        return Beginning(task=task, sheet=await facts.world_sheet(), first=first)
     finally:
         await environment.aclose()
 

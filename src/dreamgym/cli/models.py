@@ -103,7 +103,7 @@ async def _tried(name: str, settings: EndpointConfig) -> Finding:
     async with LanguageModels(asked) as models:
         dreamer = open_prompted_model(
             *(f"{ENDPOINT}checked", models, asked, find_environment(TASK_ENVIRONMENT)),
-            rewarder=ModelVerdict(),
+            grader=ModelVerdict(),
         )
         trial = await try_out(dreamer, sample_episode())
     told = (

@@ -45,7 +45,7 @@ from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.experience.world_sheet import difference, tell
 from dreamgym.models.registry import names_language_model
-from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, RevealingEnvironment
+from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, find_expert, find_world_sheet
 from dreamgym.types import Outcome, Provenance, Task, Trajectory, Transition, WorldSheet
 
 HELP = """\
@@ -246,8 +246,9 @@ class _Session:
         self._id = f"{environment.task.environment}-human-{uuid.uuid4().hex[:12]}"
         self._start = self._state = runner.run(environment.start())
         self._sheet: WorldSheet | None = None
-        if isinstance(environment, RevealingEnvironment | SyntheticEnvironment):
-            self._sheet = runner.run(environment.world_sheet())
+        facts = find_world_sheet(environment)
+        if facts is not None:
+            self._sheet = runner.run(facts.world_sheet())
         self._transitions: list[Transition] = []
         self._sheets: tuple[WorldSheet, WorldSheet] | None = None
         """Before and after the last action of a dream."""
@@ -337,14 +338,15 @@ class _Session:
             _say(f"{past.state.text}\n> {past.action}\n{past.outcome.next_state.text}")
 
     def _expert(self, name: str) -> None:
+        expert = find_expert(self._environment)
         if self._over:
             _say("The episode is over.")
-        elif not isinstance(self._environment, RevealingEnvironment) or not self._environment.experts:
+        elif expert is None:
             _say("This environment has no expert.")
-        elif name and name not in self._environment.experts:
-            _say(f"There is no expert {name!r}{nearest_name(name, self._environment.experts)}")
+        elif name and name not in expert.experts:
+            _say(f"There is no expert {name!r}{nearest_name(name, expert.experts)}")
         else:
-            _say(self._runner.run(self._environment.expert_action(name or None)))
+            _say(self._runner.run(expert.expert_action(name or None)))
 
     def _why(self, _: str) -> None:
         outcome = self._transitions[-1].outcome if self._transitions else None

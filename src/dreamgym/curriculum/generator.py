@@ -21,7 +21,10 @@ ACCEPTED = "accepted"
 
 
 class LanguageModelTaskGenerator:
-    """Implements `TaskGenerator`. Every candidate is counted once, as accepted or by its `Rejection`."""
+    """Writes variations of tasks (the paper's M_task).
+
+    Every candidate is counted once, as accepted or by its `Rejection`.
+    """
 
     def __init__(
         self,

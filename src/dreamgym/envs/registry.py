@@ -17,7 +17,7 @@ from typing import Any
 
 from dreamgym.config import Section, nearest_name, validate
 from dreamgym.errors import ConfigError
-from dreamgym.protocols import EnvironmentFactory, Teacher
+from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.types import State, Task, Transition, WorldSheet
 
 GROUP = "dreamgym.environments"
@@ -35,7 +35,7 @@ class EnvironmentSpec:
     splits: tuple[str, ...] = ()
     extra: str | None = None
     """The extra to install, shown by `dreamgym envs list`."""
-    teacher: Callable[[], Teacher] | None = None
+    annotator: Callable[[], Annotator] | None = None
     """Explains recorded transitions from the environment's own facts, where it has rules for that."""
     actor: str | None = None
     """The agent's own name among the facts of a world sheet."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from dreamgym.config import nearest_name
 from dreamgym.errors import ConfigError
-from dreamgym.protocols import Environment, Policy, RevealingEnvironment
+from dreamgym.protocols import Environment, HasExpert, Policy, find_expert
 from dreamgym.types import Decision, State, Task, Transition
 
 MIX = ("expert",) * 5 + ("noisy:0.3",) * 3 + ("random",) * 2
@@ -61,9 +61,7 @@ class RandomPolicy:
 class ExpertPolicy:
     """Does what the environment's expert says."""
 
-    def __init__(self, environment: RevealingEnvironment, expert: str | None = None) -> None:
-        if not environment.experts:
-            raise ConfigError(f"{environment.task.environment!r} has no expert; use policy 'random'")
+    def __init__(self, environment: HasExpert, expert: str | None = None) -> None:
         if expert is not None and expert not in environment.experts:
             raise ConfigError(f"unknown expert {expert!r}{nearest_name(expert, environment.experts)}")
         self.name = "expert" if expert is None else f"expert:{expert}"
@@ -77,7 +75,7 @@ class ExpertPolicy:
 class NoisyExpertPolicy:
     """With probability `share` a random action, else the expert's: shows how mistakes are mended."""
 
-    def __init__(self, environment: RevealingEnvironment, share: float, seed: int) -> None:
+    def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
         self.name = f"noisy:{share:g}"
         self._expert = ExpertPolicy(environment)
         self._share = share
@@ -93,7 +91,7 @@ class ClumsyExpertPolicy:
     """With probability `share` an action that it has seen done, on things that it was not done with, else the
     expert's: shows what an environment refuses, verb by verb, while the expert still reaches everything."""
 
-    def __init__(self, environment: RevealingEnvironment, share: float, seed: int) -> None:
+    def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
         self.name = f"clumsy:{share:g}"
         self._expert = ExpertPolicy(environment)
         self._finishing: tuple[str, ...] = getattr(environment, "finishing", ())
@@ -121,7 +119,7 @@ class CarelessExpertPolicy:
     """With probability `share` an action that can be done and is almost the expert's (the oven for the stove,
     chopped for diced), else the expert's: shows how close to success failure is."""
 
-    def __init__(self, environment: RevealingEnvironment, share: float, seed: int) -> None:
+    def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
         self.name = f"careless:{share:g}"
         self._expert = ExpertPolicy(environment)
         self._share = share
@@ -166,17 +164,18 @@ def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
         raise ConfigError("policy 'mix' names a blend: resolve_policy('mix', …) picks one member per episode")
     if kind == "random":
         return RandomPolicy(seed)
-    if not isinstance(environment, RevealingEnvironment):
+    expert = find_expert(environment)
+    if expert is None:
         raise ConfigError(
             f"policy {name!r} needs an expert, and {environment.task.environment!r} has none; use 'random'"
         )
     if kind == "noisy":
-        return NoisyExpertPolicy(environment, float(argument), seed)
+        return NoisyExpertPolicy(expert, float(argument), seed)
     if kind == "clumsy":
-        return ClumsyExpertPolicy(environment, float(argument), seed)
+        return ClumsyExpertPolicy(expert, float(argument), seed)
     if kind == "careless":
-        return CarelessExpertPolicy(environment, float(argument), seed)
-    return ExpertPolicy(environment, argument or None)
+        return CarelessExpertPolicy(expert, float(argument), seed)
+    return ExpertPolicy(expert, argument or None)
 
 
 def _parse(name: str) -> tuple[str, str]:

@@ -21,8 +21,6 @@ SheetFor = Callable[[Task], WorldSheet]
 class SyntheticEnvironment:
     """One imagined episode."""
 
-    experts: tuple[str, ...] = ()
-
     def __init__(
         self,
         task: Task,

@@ -34,7 +34,7 @@ from dreamgym.evaluation.one_step import StepFidelity, measure_steps
 from dreamgym.evaluation.rubrics import Judged, judge_trajectories
 from dreamgym.evaluation.statistics import Estimate, Theorem1, theorem1
 from dreamgym.experience.rubric_judge import RubricJudge
-from dreamgym.protocols import EnvironmentFactory, ExperienceModel, Teacher
+from dreamgym.protocols import Annotator, EnvironmentFactory, ExperienceModel
 from dreamgym.types import Trajectory
 
 OnStage: TypeAlias = Callable[[str, int, int], None]
@@ -87,7 +87,7 @@ class Fidelity:
 
 async def measure_fidelity(
     experience_model: ExperienceModel,
-    teacher: Teacher,
+    annotator: Annotator,
     trajectories: Sequence[Trajectory],
     *,
     factory: EnvironmentFactory | None = None,
@@ -108,7 +108,7 @@ async def measure_fidelity(
 
     at_once = settings.in_flight
     steps = await measure_steps(
-        experience_model, teacher, trajectories, in_flight=at_once, on_count=counter("single steps")
+        experience_model, annotator, trajectories, in_flight=at_once, on_count=counter("single steps")
     )
     lists = [ActionList.of(trajectory) for trajectory in trajectories]
     missed: list[ActionList] = []

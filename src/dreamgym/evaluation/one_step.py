@@ -1,7 +1,7 @@
 """One-step fidelity: given the true past, does the experience model predict what really came next?
 
 Every transition of a held-out trajectory is asked for on its own, with the real history and a sheet that the
-teacher's notes keep true, so that one wrong answer never spoils the next question. A prediction that failed
+annotator's notes keep true, so that one wrong answer never spoils the next question. A prediction that failed
 counts as wrong wherever it could have been right.
 """
 
@@ -19,7 +19,7 @@ from dreamgym.evaluation.async_map import OnCount, ask_all
 from dreamgym.evaluation.statistics import Estimate, auroc, calibration_error, mean_of_steps, share_of_steps
 from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.world_sheet import apply
-from dreamgym.protocols import ExperienceModel, Teacher
+from dreamgym.protocols import Annotator, ExperienceModel
 from dreamgym.types import Change, FailureKind, Outcome, Task, Trajectory, Transition, WorldSheet
 
 _NAME_LIKE = re.compile(r"\b[a-z]+ \d+\b")
@@ -112,25 +112,25 @@ class StepFidelity:
 
 async def measure_steps(
     experience_model: ExperienceModel,
-    teacher: Teacher,
+    annotator: Annotator,
     trajectories: Sequence[Trajectory],
     *,
     in_flight: int = 64,
     on_count: OnCount | None = None,
 ) -> StepFidelity:
     """Predict every transition of these real trajectories and compare."""
-    questions = await step_questions(teacher, trajectories)
+    questions = await step_questions(annotator, trajectories)
     began = time.perf_counter()
     records = await predict_steps(experience_model, questions, in_flight=in_flight, on_count=on_count)
     return step_fidelity(records, seconds=time.perf_counter() - began)
 
 
-async def step_questions(teacher: Teacher, trajectories: Iterable[Trajectory]) -> list[StepQuestion]:
+async def step_questions(annotator: Annotator, trajectories: Iterable[Trajectory]) -> list[StepQuestion]:
     """Every transition with the sheet as it truly was, in hindsight where nobody told it."""
     questions: list[StepQuestion] = []
     for trajectory in map(with_sheet, trajectories):
         sheet = trajectory.sheet or WorldSheet(facts=())
-        changes = await _changes(teacher, trajectory)
+        changes = await _changes(annotator, trajectory)
         facts = [*sheet.facts, *(fact for change in changes for fact in change.begun)]
         names = frozenset(name for fact in facts for name in fact[1:])
         for position, (transition, change) in enumerate(zip(trajectory.transitions, changes, strict=True)):
@@ -244,8 +244,8 @@ def _record(question: StepQuestion, predicted: Outcome | None, failure: FailureK
     )
 
 
-async def _changes(teacher: Teacher, trajectory: Trajectory) -> list[Change]:
-    notes = (await teacher.annotate(trajectory)).notes
+async def _changes(annotator: Annotator, trajectory: Trajectory) -> list[Change]:
+    notes = (await annotator.annotate(trajectory)).notes
     if len(notes) != len(trajectory):
         raise ValueError(
             f"expected {len(trajectory)} notes for trajectory {trajectory.id!r}, got {len(notes)}"

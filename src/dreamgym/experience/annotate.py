@@ -1,9 +1,9 @@
 """Lets any language model explain recorded trajectories, for the experience model to learn from.
 
-The teacher is shown the instruction, the steps and whether they succeeded, and answers in strict JSON: the
+The annotator is shown the instruction, the steps and whether they succeeded, and answers in strict JSON: the
 paper's tutorial, and one plan per transition. A reply that does not fit is sent back once with what is wrong
 with it, then asked for anew with another seed; after that the trajectory is a typed, counted failure. How an
-episode ended is for the teacher alone: nothing here reaches the experience model but the notes.
+episode ended is for the annotator alone: nothing here reaches the experience model but the notes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotation_store import AnnotationStore
-from dreamgym.protocols import LanguageModel, Teacher
+from dreamgym.protocols import Annotator, LanguageModel
 from dreamgym.structured import extract_json
 from dreamgym.types import (
     Annotation,
@@ -101,7 +101,7 @@ class Cost:
 
 
 class LanguageModelAnnotator:
-    """A teacher over any language model."""
+    """An annotator over any language model."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class LanguageModelAnnotator:
         Args:
             chunk: steps explained in one request; longer trajectories take several, in order.
             retries: how often a chunk is asked for anew after the repair failed too.
-            text_limit: characters of any one state that the teacher is shown.
+            text_limit: characters of any one state that the annotator is shown.
         """
         self.name = name
         self.cost = Cost()
@@ -232,22 +232,22 @@ OnProgress = Callable[[AnnotateReport], None]
 
 async def annotate_all(
     trajectories: Iterable[Trajectory],
-    teacher: Teacher,
+    annotator: Annotator,
     folder: Path,
     *,
     concurrency: int = 8,
     on_progress: OnProgress | None = None,
 ) -> AnnotateReport:
-    """Annotate whatever `folder` does not hold yet from this teacher; run it again to go on after a stop.
+    """Annotate whatever `folder` does not hold yet from this annotator; run it again to go on after a stop.
 
-    A trajectory that the teacher failed on is counted by kind and left out; the next run tries it again.
+    A trajectory that the annotator failed on is counted by kind and left out; the next run tries it again.
 
     Raises:
         StoreError: the folder cannot be written, or another process is writing there.
         DataError: a row in it is damaged.
     """
     report = AnnotateReport()
-    spent = teacher.cost if isinstance(teacher, LanguageModelAnnotator) else Cost()
+    spent = annotator.cost if isinstance(annotator, LanguageModelAnnotator) else Cost()
     before = replace(spent)
     places, writing = asyncio.Semaphore(concurrency), asyncio.Lock()
     seen: set[str] = set()
@@ -259,12 +259,12 @@ async def annotate_all(
 
     async def explain(trajectory: Trajectory) -> None:
         try:
-            annotation = await teacher.annotate(trajectory)
+            annotation = await annotator.annotate(trajectory)
         except EpisodeFailedError as error:
             report.failures[error.kind] += 1
         else:
             async with writing:
-                await asyncio.to_thread(store.append, trajectory.id, teacher.name, annotation)
+                await asyncio.to_thread(store.append, trajectory.id, annotator.name, annotation)
             report.annotated += 1
         finally:
             places.release()
@@ -277,7 +277,7 @@ async def annotate_all(
                     if trajectory.id in seen:
                         continue
                     seen.add(trajectory.id)
-                    if store.holds(trajectory, teacher.name):
+                    if store.holds(trajectory, annotator.name):
                         report.already_there += 1
                         continue
                     await places.acquire()

@@ -1,4 +1,4 @@
-"""Annotations on disk: one durable line per trajectory and teacher, so that no explanation is paid for twice.
+"""Annotations on disk: one durable line per trajectory and annotator, so none is paid for twice.
 
 What `append` returned from is on disk; a tail torn by a crash was never acknowledged and is cut off when the
 folder is opened again. The newest line of a trajectory counts.
@@ -33,7 +33,7 @@ class _Row(BaseModel):
 
     schema_version: int = Field(ge=1, le=1)
     trajectory: str
-    teacher: str
+    annotator: str
     plan: str
     success_mode: str
     failure_mode: str
@@ -41,7 +41,7 @@ class _Row(BaseModel):
 
 
 class RecordedAnnotator:
-    """Tells again what a teacher of this name once wrote down.
+    """Tells again what an annotator of this name once wrote down.
 
     Raises:
         DataError: the folder holds no annotations, or a damaged row.
@@ -54,7 +54,7 @@ class RecordedAnnotator:
             raise DataError(f"{self._path}: expected annotations, found nothing; annotate first")
         rows, _ = _read(self._path)
         self._annotations = {
-            trajectory: row for (trajectory, teacher), row in rows.items() if teacher == name
+            trajectory: row for (trajectory, annotator), row in rows.items() if annotator == name
         }
 
     def __contains__(self, trajectory: Trajectory) -> bool:
@@ -72,7 +72,7 @@ class RecordedAnnotator:
 def recorded_annotators(folder: Path) -> list[str]:
     """Whose annotations a folder holds, by name."""
     path = folder / FILE
-    return sorted({teacher for _, teacher in _read(path)[0]}) if path.is_file() else []
+    return sorted({annotator for _, annotator in _read(path)[0]}) if path.is_file() else []
 
 
 class AnnotationStore:
@@ -97,20 +97,20 @@ class AnnotationStore:
             raise
         self._file.truncate(whole)
 
-    def holds(self, trajectory: Trajectory, teacher: str) -> bool:
-        """Whether there is an annotation of it by this teacher that has a note for each of its steps."""
-        return _fits(self._rows.get((trajectory.id, teacher)), trajectory)
+    def holds(self, trajectory: Trajectory, annotator: str) -> bool:
+        """Whether there is an annotation of it by this annotator that has a note for each of its steps."""
+        return _fits(self._rows.get((trajectory.id, annotator)), trajectory)
 
-    def append(self, trajectory_id: str, teacher: str, annotation: Annotation) -> None:
+    def append(self, trajectory_id: str, annotator: str, annotation: Annotation) -> None:
         size = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(_line(trajectory_id, teacher, annotation))
+            self._file.write(_line(trajectory_id, annotator, annotation))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             self._file.truncate(size)
             raise StoreError(f"{self._path}: cannot write: {error}; make room and run again") from None
-        self._rows[trajectory_id, teacher] = annotation
+        self._rows[trajectory_id, annotator] = annotation
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +136,7 @@ def _locked(path: Path) -> IO[bytes]:
 
 
 def _read(path: Path) -> tuple[dict[tuple[str, str], Annotation], int]:
-    """The newest row of each trajectory and teacher, and how many bytes are whole lines."""
+    """The newest row of each trajectory and annotator, and how many bytes are whole lines."""
     rows: dict[tuple[str, str], Annotation] = {}
     whole = 0
     with path.open("rb") as file:
@@ -152,7 +152,7 @@ def _read(path: Path) -> tuple[dict[tuple[str, str], Annotation], int]:
                 raise DataError(
                     f"{path}:{number}: expected an annotation: {where}: {first['msg']}, got {line[:80]!r}"
                 ) from None
-            rows[row.trajectory, row.teacher] = _decoded(row)
+            rows[row.trajectory, row.annotator] = _decoded(row)
     return rows, whole
 
 
@@ -171,11 +171,11 @@ def _decoded(row: _Row) -> Annotation:
     )
 
 
-def _line(trajectory_id: str, teacher: str, annotation: Annotation) -> bytes:
+def _line(trajectory_id: str, annotator: str, annotation: Annotation) -> bytes:
     row = {
         "schema_version": 1,
         "trajectory": trajectory_id,
-        "teacher": teacher,
+        "annotator": annotator,
         "plan": annotation.plan,
         "success_mode": annotation.success_mode,
         "failure_mode": annotation.failure_mode,

@@ -27,7 +27,7 @@ from dreamgym.experience.reply_format import (
 )
 from dreamgym.experience.sheet_sampler import room_of
 from dreamgym.experience.world_sheet import apply
-from dreamgym.protocols import Embedder, Retriever, Teacher
+from dreamgym.protocols import Annotator, Embedder, Retriever
 from dreamgym.types import Annotation, Demonstration, Fact, RetrievalFilter, Trajectory, WorldSheet
 
 _TOGETHER = 16
@@ -50,7 +50,7 @@ class Example:
 
 async def examples(
     trajectories: Iterable[Trajectory],
-    teacher: Teacher,
+    annotator: Annotator,
     *,
     settings: PromptSettings,
     memory: tuple[Embedder, Retriever] | None = None,
@@ -59,7 +59,7 @@ async def examples(
     for group in _groups(trajectories):
         shown = await _demonstrations(group, settings, memory)
         for trajectory in group:
-            annotation = await teacher.annotate(trajectory)
+            annotation = await annotator.annotate(trajectory)
             for example in _of(trajectory, annotation, settings, shown):
                 yield example
 

@@ -26,7 +26,7 @@ from dreamgym.experience.reply_format import (
     start_prompt,
 )
 from dreamgym.experience.rewards import ModelVerdict
-from dreamgym.protocols import LanguageModel, Rewarder
+from dreamgym.protocols import Grader, LanguageModel
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -53,7 +53,7 @@ class ReasoningExperienceModel:
         *,
         name: str,
         settings: PromptSettings,
-        rewarder: Rewarder | None = None,
+        grader: Grader | None = None,
         memory: Memory | None = None,
         max_synthetic: int | None = None,
         refusals: Collection[str] = (),
@@ -74,7 +74,7 @@ class ReasoningExperienceModel:
         self.name = name
         self._model = model
         self._settings = settings
-        self._rewarder = rewarder or ModelVerdict()
+        self._grader = grader or ModelVerdict()
         self._memory = memory
         self._max_synthetic = max_synthetic
         self._refusals = frozenset(refusals)
@@ -123,7 +123,7 @@ class ReasoningExperienceModel:
         )
         return await conclude(
             *(told, task, sheet, state, action),
-            rewarder=self._rewarder,
+            grader=self._grader,
             refusals=self._refusals,
             shown=shown,
         )

@@ -1,7 +1,7 @@
-"""The teacher of last resort: explains by what can be seen, for traces of environments that nobody knows.
+"""The annotator of last resort: explains by what can be seen, for traces of environments that nobody knows.
 
 It claims nothing that the trace does not show: which lines a state has that the one before had not, and those
-facts that a reader of the texts finds to have begun or ended. A language model as teacher explains better.
+facts that a reader of the texts finds to have begun or ended. A language model as annotator explains better.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from dreamgym.experience.world_sheet import apply
-from dreamgym.protocols import Embedder, Retriever, Rewarder
+from dreamgym.protocols import Embedder, Grader, Retriever
 from dreamgym.types import (
     Change,
     Demonstration,
@@ -43,7 +43,7 @@ async def conclude(
     state: State,
     action: str,
     *,
-    rewarder: Rewarder,
+    grader: Grader,
     refusals: Collection[str] = (),
     shown: Sequence[Demonstration] = (),
 ) -> Prediction:
@@ -61,7 +61,7 @@ async def conclude(
     )
     transition = Transition(state=state, action=action, outcome=outcome)
     claimed = told.success is not False
-    verdict = await rewarder.verdict(task, after, transition, claimed=claimed)
+    verdict = await grader.verdict(task, after, transition, claimed=claimed)
     if refused:
         verdict = replace(verdict, reward=0.0, success=False)
     return Prediction(

@@ -16,7 +16,7 @@ from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.experience.postprocess import Memory, Told, conclude, demonstrations
 from dreamgym.experience.prompt_formats import Form, Question, Situation, filled
 from dreamgym.experience.rewards import ModelVerdict
-from dreamgym.protocols import LanguageModel, Rewarder
+from dreamgym.protocols import Grader, LanguageModel
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -56,7 +56,7 @@ class PromptedExperienceModel:
         name: str,
         form: Form,
         settings: PromptedSettings | None = None,
-        rewarder: Rewarder | None = None,
+        grader: Grader | None = None,
         memory: Memory | None = None,
         max_synthetic: int | None = None,
         refusals: Collection[str] = (),
@@ -64,14 +64,14 @@ class PromptedExperienceModel:
     ) -> None:
         """
         Args:
-            rewarder: by default the model's own word, where the form has one.
+            grader: by default the model's own word, where the form has one.
             memory: where demonstrations come from; without it none are shown.
             starts: first states by the ids of their tasks, where they are known; others are imagined.
 
         Raises:
             ConfigError: the form tells nothing of success, and no other grader is given.
         """
-        if rewarder is None and not form.tells_success:
+        if grader is None and not form.tells_success:
             raise ConfigError(
                 f"{name}: this form of reply tells states alone; name a grader, a language model or the "
                 "sheet (--reward or train.reward)"
@@ -80,7 +80,7 @@ class PromptedExperienceModel:
         self._model = model
         self._form = form
         self._settings = settings or PromptedSettings()
-        self._rewarder = rewarder or ModelVerdict()
+        self._grader = grader or ModelVerdict()
         self._memory = memory
         self._max_synthetic = max_synthetic
         self._refusals = frozenset(refusals)
@@ -133,7 +133,7 @@ class PromptedExperienceModel:
         told = await self._told(question, sheet)
         return await conclude(
             *(told, task, sheet, state, action),
-            rewarder=self._rewarder,
+            grader=self._grader,
             refusals=self._refusals,
             shown=fitting.demonstrations,
         )

@@ -2,12 +2,12 @@
 
 A model that thinks ``cookbook on counter, kitchen = bathroom: yes`` has read both sides correctly and decided
 by habit: small models copy long before they compare. Whether two pieces of text are the same needs no model,
-so a verdict that is wrong is put right, and the model goes on from there. Teachers write comparisons as
+so a verdict that is wrong is put right, and the model goes on from there. Annotators write comparisons as
 ``LEAD, LEFT = RIGHT: yes``; other reasoning is left alone.
 
 Likewise with quotes. Where it was told ``red apple: carried, raw, uncut`` and thinks ``red apple: carried,
 fried, diced``, it has written what a meal needs and not what there is, and a policy soon finds out. A quote
-is a told fact's name and a colon at the beginning of a clause, as teachers write it; what follows must be
+is a told fact's name and a colon at the beginning of a clause, as annotators write it; what follows must be
 what was told.
 """
 

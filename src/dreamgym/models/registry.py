@@ -127,7 +127,7 @@ class LanguageModels:
     def open(self, name: str, *, role: str) -> LanguageModel:
         """
         Args:
-            role: who asks (teacher, judge, …): its cost is counted apart.
+            role: who asks (annotator, judge, …): its cost is counted apart.
 
         Raises:
             ConfigError: there is no such model.

@@ -54,11 +54,11 @@ async def taught(
     sources = [dataset_path(name) for name in data]
     recorded = [each for source in sources for each in read_trajectories(source)]
     spec = find_environment(config.environment.name)
-    teacher = await choose_annotator(None, spec, recorded, default_annotations=out / "annotations")
+    annotator = await choose_annotator(None, spec, recorded, default_annotations=out / "annotations")
     found = await teach(
         config,
         sources,
-        teacher,
+        annotator,
         out,
         actor=spec.actor,
         on_progress=lambda progress: on_update(progress.step, progress.loss),
@@ -81,19 +81,19 @@ async def measured(
 
     quiet_transformers()
     seed, spec = plan.seed, find_environment(plan.env)
-    teacher = await choose_annotator(None, spec, trajectories, default_annotations=run / "annotations")
+    annotator = await choose_annotator(None, spec, trajectories, default_annotations=run / "annotations")
     factory = open_environment(plan.env, plan.world.options)
     try:
         with own_memory(run) as memory:
             model = load_experience_model(
                 run,
-                rewarder=SheetCheck(spec.goal_met) if spec.goal_met is not None else None,
+                grader=SheetCheck(spec.goal_met) if spec.goal_met is not None else None,
                 memory=memory,
                 refusals=spec.refusals,
             )
             settings = FidelitySettings(seed=seed)
             found = await measure_fidelity(
-                model, teacher, trajectories, factory=factory, settings=settings, on_stage=on_stage
+                model, annotator, trajectories, factory=factory, settings=settings, on_stage=on_stage
             )
     finally:
         await factory.aclose()

@@ -80,7 +80,7 @@ _details = TypeAdapter(_Details)
 
 def encode_payload(transition: Transition) -> bytes:
     """A compressed JSON document: texts and admissible actions repeat, so it shrinks to a quarter."""
-    return zlib.compress(_transition.dump_json(transition), 1)
+    return zlib.compress(_transition.dump_json(transition, exclude={"outcome": {"info"}}), 1)
 
 
 def decode_payload(payload: bytes) -> Transition:

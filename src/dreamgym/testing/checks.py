@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 
 from dreamgym.errors import ConfigError, EpisodeOverError
-from dreamgym.protocols import Environment, RevealingEnvironment
+from dreamgym.protocols import Environment, HasWorldSheet, find_expert, find_world_sheet
 from dreamgym.testing.episode_probe import (
     NONSENSE,
     DoesNotApply,
@@ -131,8 +131,9 @@ async def steps_outside_are_refused(subject: Subject) -> str:
         async with subject.episode(task) as environment:
             await begin(environment)
             for _ in range(_LONGEST):
-                if helped and isinstance(environment, RevealingEnvironment) and environment.experts:
-                    outcome = await act(environment, await answered(environment.expert_action()))
+                expert = find_expert(environment) if helped else None
+                if expert is not None:
+                    outcome = await act(environment, await answered(expert.expert_action()))
                 else:
                     outcome = await act(environment, NONSENSE)
                 if outcome.over:
@@ -217,17 +218,18 @@ async def world_sheet_is_fixed(subject: Subject) -> str:
         sheets = []
         for _ in range(2):
             async with subject.episode(task) as environment:
-                if not isinstance(environment, RevealingEnvironment):
+                facts = find_world_sheet(environment)
+                if facts is None:
                     raise DoesNotApply("the environment does not reveal hidden facts")
                 state = await begin(environment)
-                sheets.append(await _sheet(environment))
+                sheets.append(await _sheet(facts))
                 for _ in range(3):
                     action = random.Random(number).choice(state.admissible_actions or (NONSENSE,))
                     outcome = await act(environment, action)
                     state = outcome.next_state
                     if outcome.over:
                         break
-                sheets.append(await _sheet(environment))
+                sheets.append(await _sheet(facts))
         if any(sheet != sheets[0] for sheet in sheets):
             raise PromiseBroken(f"task {task.id!r}: the sheet changed, though it is of the start")
         sizes.append(len(sheets[0].facts))
@@ -237,16 +239,17 @@ async def world_sheet_is_fixed(subject: Subject) -> str:
 async def experts_act(subject: Subject) -> str:
     task = (await subject.tasks())[0]
     async with subject.episode(task) as environment:
-        if not isinstance(environment, RevealingEnvironment) or not environment.experts:
+        found = find_expert(environment)
+        if found is None:
             raise DoesNotApply("the environment has no expert")
         state = await begin(environment)
-        for expert in environment.experts:
-            action = await answered(environment.expert_action(expert))
+        for expert in found.experts:
+            action = await answered(found.expert_action(expert))
             if not isinstance(action, str) or not action.strip():
                 raise PromiseBroken(f"expert {expert!r}: expected an action, got {action!r}")
             if state.admissible_actions is not None and action not in state.admissible_actions:
                 raise PromiseBroken(f"expert {expert!r} says {action!r}, which is not admissible")
-        return ", ".join(environment.experts)
+        return ", ".join(found.experts)
 
 
 async def concurrent_episodes_agree(subject: Subject) -> str:
@@ -299,7 +302,7 @@ async def _answers(environment: Environment, kind: str, action: str) -> bool:
     return outcome.over
 
 
-async def _sheet(environment: RevealingEnvironment) -> WorldSheet:
+async def _sheet(environment: HasWorldSheet) -> WorldSheet:
     sheet = await answered(environment.world_sheet())
     if not sheet.facts:
         raise PromiseBroken("the world sheet is empty")

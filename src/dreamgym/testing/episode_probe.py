@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dreamgym.errors import ConfigError
-from dreamgym.protocols import Environment, EnvironmentFactory, RevealingEnvironment
+from dreamgym.protocols import Environment, EnvironmentFactory, find_expert
 from dreamgym.types import Outcome, State, Task
 
 PATIENCE = 300.0
@@ -80,8 +80,9 @@ class Subject:
             actions: list[str] = []
             outcomes: list[Outcome] = []
             while len(actions) < steps and not (outcomes and outcomes[-1].over):
-                if expert and isinstance(environment, RevealingEnvironment) and environment.experts:
-                    actions.append(await answered(environment.expert_action()))
+                guide = find_expert(environment) if expert else None
+                if guide is not None:
+                    actions.append(await answered(guide.expert_action()))
                 else:
                     actions.append(source.choice(state.admissible_actions or (NONSENSE, "look", "help")))
                 outcomes.append(await act(environment, actions[-1]))

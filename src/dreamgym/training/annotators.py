@@ -1,6 +1,6 @@
 """Chooses who explains the trajectories that an experience model learns from.
 
-The environment's own rules where it has any, a language model, what some teacher once wrote down, or plain
+The environment's own rules where it has any, a language model, what some annotator once wrote down, or plain
 words about what can be seen. Explanations of a language model are kept in a folder, so that none is paid for
 twice.
 """
@@ -18,7 +18,7 @@ from dreamgym.experience.annotation_store import FILE, RecordedAnnotator, record
 from dreamgym.experience.plain_annotator import PlainAnnotator
 from dreamgym.models.registry import NAMES, LanguageModels, names_language_model
 from dreamgym.models.usage import stage
-from dreamgym.protocols import Teacher
+from dreamgym.protocols import Annotator
 from dreamgym.types import Annotation, Trajectory
 
 RULES, PLAIN = "rules", PlainAnnotator.name
@@ -33,10 +33,10 @@ async def choose_annotator(
     default_annotations: Path,
     models: LanguageModels | None = None,
     on_progress: OnProgress | None = None,
-) -> Teacher:
+) -> Annotator:
     """
     Args:
-        wanted: `rules`, `plain`, `hf:NAME_OR_PATH`, `endpoint:NAME`, or the name of a teacher in
+        wanted: `rules`, `plain`, `hf:NAME_OR_PATH`, `endpoint:NAME`, or the name of an annotator in
             `annotations`; None for the only one in `annotations`, else for the environment's rules, else for
             plain words.
         spec: of the environment, if it is known here.
@@ -45,7 +45,7 @@ async def choose_annotator(
         models: where language models are opened; the caller closes it.
 
     Raises:
-        ConfigError: there is no such teacher here.
+        ConfigError: there is no such annotator here.
         DataError: `annotations` holds nothing that could be used.
     """
     folder = annotations.parent if annotations is not None and annotations.name == FILE else annotations
@@ -54,8 +54,8 @@ async def choose_annotator(
         return RecordedAnnotator(folder, _named(wanted, folder))
     if not known:
         raise ConfigError(
-            f"expected a teacher {RULES}, {PLAIN}, {NAMES}, got {wanted!r}; "
-            "a teacher whose explanations are on disk also needs their folder (--annotations)"
+            f"expected an annotator {RULES}, {PLAIN}, {NAMES}, got {wanted!r}; "
+            "an annotator whose explanations are on disk also needs their folder (--annotations)"
         )
     if wanted is not None and names_language_model(wanted):
         place = folder or default_annotations
@@ -63,21 +63,21 @@ async def choose_annotator(
             return await _language_model(wanted, models, place, trajectories, on_progress)
         async with LanguageModels(Config()) as own:
             return await _language_model(wanted, own, place, trajectories, on_progress)
-    teacher = _unpaid(wanted, spec)
+    annotator = _unpaid(wanted, spec)
     if folder is None:
-        return teacher
-    await annotate_all(trajectories, teacher, folder, on_progress=on_progress)
-    return RecordedAnnotator(folder, teacher.name)
+        return annotator
+    await annotate_all(trajectories, annotator, folder, on_progress=on_progress)
+    return RecordedAnnotator(folder, annotator.name)
 
 
-def same_annotator(name: str | None, spec: EnvironmentSpec | None, annotations: Path) -> Teacher:
-    """Who keeps the world sheet current when a run is measured: its own teacher, as far as it can be asked.
+def same_annotator(name: str | None, spec: EnvironmentSpec | None, annotations: Path) -> Annotator:
+    """Who keeps the world sheet current when a run is measured: its own annotator, as far as it can be asked.
 
     Args:
-        name: of the teacher that the run was taught by; None where nobody wrote it down.
+        name: of the annotator that the run was taught by; None where nobody wrote it down.
         annotations: where its explanations are, if they were kept. What has none is explained in plain words.
     """
-    rules = spec.teacher() if spec is not None and spec.teacher is not None else None
+    rules = spec.annotator() if spec is not None and spec.annotator is not None else None
     if rules is not None and name in (None, rules.name):
         return rules
     if name is not None and name in recorded_annotators(annotations):
@@ -86,42 +86,42 @@ def same_annotator(name: str | None, spec: EnvironmentSpec | None, annotations: 
 
 
 class _OrPlain:
-    """What a teacher wrote down, and plain words about what it never saw."""
+    """What an annotator wrote down, and plain words about what it never saw."""
 
     def __init__(self, recorded: RecordedAnnotator) -> None:
         self.name = recorded.name
         self._recorded, self._plain = recorded, PlainAnnotator()
 
     async def annotate(self, trajectory: Trajectory) -> Annotation:
-        teacher: Teacher = self._recorded if trajectory in self._recorded else self._plain
-        return await teacher.annotate(trajectory)
+        annotator: Annotator = self._recorded if trajectory in self._recorded else self._plain
+        return await annotator.annotate(trajectory)
 
 
-def explained(trajectories: Sequence[Trajectory], teacher: Teacher) -> list[Trajectory]:
-    """Those that the teacher has an explanation of; all, unless it only repeats what is on disk.
+def explained(trajectories: Sequence[Trajectory], annotator: Annotator) -> list[Trajectory]:
+    """Those that the annotator has an explanation of; all, unless it only repeats what is on disk.
 
     Raises:
         DataError: it explains none of them.
     """
-    if not isinstance(teacher, RecordedAnnotator):
+    if not isinstance(annotator, RecordedAnnotator):
         return list(trajectories)
-    found = [trajectory for trajectory in trajectories if trajectory in teacher]
+    found = [trajectory for trajectory in trajectories if trajectory in annotator]
     if trajectories and not found:
         raise DataError(
-            f"expected explanations by {teacher.name!r}, found none for any of "
-            f"{len(trajectories)} trajectories; annotate them first, or choose another teacher (--teacher)"
+            f"expected explanations by {annotator.name!r}, found none for any of "
+            f"{len(trajectories)} trajectories; annotate them first, or choose another --annotator"
         )
     return found
 
 
-def _unpaid(wanted: str | None, spec: EnvironmentSpec | None) -> Teacher:
-    if spec is not None and spec.teacher is not None and wanted != PLAIN:
-        return spec.teacher()
+def _unpaid(wanted: str | None, spec: EnvironmentSpec | None) -> Annotator:
+    if spec is not None and spec.annotator is not None and wanted != PLAIN:
+        return spec.annotator()
     if wanted == RULES:
         told = (
             "this environment is not installed" if spec is None else f"{spec.name!r} has no rules of its own"
         )
-        raise ConfigError(f"{told} to explain trajectories by; choose --teacher {PLAIN}, {NAMES}")
+        raise ConfigError(f"{told} to explain trajectories by; choose --annotator {PLAIN}, {NAMES}")
     return PlainAnnotator()
 
 
@@ -133,8 +133,8 @@ def _named(wanted: str | None, folder: Path) -> str:
         return wanted
     if len(names) != 1:
         raise ConfigError(
-            f"{folder}: expected explanations by one teacher, found {len(names)} ({', '.join(names)}); "
-            "name one of them (--teacher)"
+            f"{folder}: expected explanations by one annotator, found {len(names)} ({', '.join(names)}); "
+            "name one of them (--annotator)"
         )
     return names[0]
 
@@ -145,15 +145,15 @@ async def _language_model(
     folder: Path,
     trajectories: Sequence[Trajectory],
     on_progress: OnProgress | None,
-) -> Teacher:
+) -> Annotator:
     if (folder / FILE).is_file():
         there = RecordedAnnotator(folder, wanted)
         if all(trajectory in there for trajectory in trajectories):
             return there  # without waiting for weights that would not be asked
-    model = models.open(wanted, role="teacher")
-    teacher = LanguageModelAnnotator(model, name=wanted, **_fitting(models.context(wanted)))
+    model = models.open(wanted, role="annotator")
+    annotator = LanguageModelAnnotator(model, name=wanted, **_fitting(models.context(wanted)))
     with stage("annotation"):
-        await annotate_all(trajectories, teacher, folder, on_progress=on_progress)
+        await annotate_all(trajectories, annotator, folder, on_progress=on_progress)
     return RecordedAnnotator(folder, wanted)
 
 

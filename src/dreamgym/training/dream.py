@@ -87,13 +87,6 @@ class RecordedStarts:
         return self._drawn[task.id, seed]
 
 
-class Dream(SyntheticEnvironment):
-    """An imagined episode that tells the world it is dreamt in: its trajectory keeps the sheet."""
-
-    async def expert_action(self, expert: str | None = None) -> str:
-        raise ConfigError("a dream has no expert: nobody knows it from inside")
-
-
 class DreamFactory:
     """Makes imagined episodes: an `EnvironmentFactory` like any other."""
 
@@ -126,11 +119,11 @@ class DreamFactory:
         Random(seed).shuffle(found)
         return found[:count]
 
-    def make(self, task: Task, *, seed: int = 0) -> Dream:
+    def make(self, task: Task, *, seed: int = 0) -> SyntheticEnvironment:
         begin = self._world_for(task, seed)
         if begin is None:
             raise ConfigError(f"task {task.id!r} has no world sheet to be dreamt on")
-        return Dream(
+        return SyntheticEnvironment(
             task,
             self._model,
             begin.sheet,

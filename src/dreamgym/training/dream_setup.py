@@ -146,15 +146,13 @@ def _experience_model(
         memory = (make_embedder(config.replay.embedder), capped)
     if names_language_model(name):
         starts = known_starts(recorded)
-        dreamer = open_prompted_model(
-            name, models, config, spec, rewarder=grader, memory=memory, starts=starts
-        )
+        dreamer = open_prompted_model(name, models, config, spec, grader=grader, memory=memory, starts=starts)
         return dreamer, config.experience.refusal_ends
     from dreamgym.training.experience import ExperienceRun, load_experience_model
 
     model = load_experience_model(
         Path(name),
-        rewarder=grader,
+        grader=grader,
         memory=memory,
         refusals=spec.refusals if spec is not None else (),
         remembered=_REMEMBERED,

@@ -24,7 +24,7 @@ from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import OPENINGS, PromptSettings
 from dreamgym.files import lock_directory
-from dreamgym.protocols import Embedder, Retriever, Rewarder, Teacher
+from dreamgym.protocols import Annotator, Embedder, Grader, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.training.annotators import explained
@@ -56,7 +56,7 @@ def prompt_settings(config: ExperienceConfig, actor: str | None, environment: st
 async def teach(
     config: Config,
     data: Sequence[Path],
-    teacher: Teacher,
+    annotator: Annotator,
     folder: Path,
     *,
     actor: str | None = None,
@@ -75,13 +75,13 @@ async def teach(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with lock_directory(folder):
-        return await _teach(config, data, teacher, folder, actor, memory, on_progress)
+        return await _teach(config, data, annotator, folder, actor, memory, on_progress)
 
 
 async def _teach(
     config: Config,
     data: Sequence[Path],
-    teacher: Teacher,
+    annotator: Annotator,
     folder: Path,
     actor: str | None,
     memory: Memory | None,
@@ -93,7 +93,7 @@ async def _teach(
         actor=actor,
         seed=config.seed,
         environment=config.environment.name,
-        teacher=teacher.name,
+        annotator=annotator.name,
     )
     made_with.check_goes_on(folder)
     recorded = [found for path in data for found in read_trajectories(path)]
@@ -101,9 +101,9 @@ async def _teach(
         with own_memory(folder, config.replay.embedder) as own:
             for trajectory in recorded:
                 await own[1].add(trajectory)
-            training, validation = await _examples(config, recorded, teacher, actor, own)
+            training, validation = await _examples(config, recorded, annotator, actor, own)
     else:
-        training, validation = await _examples(config, recorded, teacher, actor, memory)
+        training, validation = await _examples(config, recorded, annotator, actor, memory)
     known = config.environment.name in environment_names()
     names = find_environment(config.environment.name).exchangeable if known else ()
     student = load_model(settings, [*training, *validation], config.seed, names=names)
@@ -141,7 +141,7 @@ class ExperienceRun(Section):
     """The agent's name among the facts, where it has one."""
     seed: int
     environment: str | None = None
-    teacher: str | None = None
+    annotator: str | None = None
     """The name of who explained its trajectories; None, as the environment's, where nobody wrote it down."""
 
     @classmethod
@@ -169,7 +169,7 @@ class ExperienceRun(Section):
         for part in (begun, asked):
             part |= {f"experience.{name}": value for name, value in part.pop("experience").items()}
         for name, value in asked.items():
-            unsaid = name in ("environment", "teacher") and begun[name] is None
+            unsaid = name in ("environment", "annotator") and begun[name] is None
             if begun[name] != value and not unsaid and name not in _ANY_TIME:
                 raise ConfigError(
                     f"{folder} was begun with {name}={begun[name]!r}, now {value!r} is asked for; "
@@ -188,7 +188,7 @@ def own_memory(folder: Path, embedder: str = "lexical") -> Iterator[tuple[Embedd
 def load_experience_model(
     folder: Path,
     *,
-    rewarder: Rewarder | None = None,
+    grader: Grader | None = None,
     memory: Memory | None = None,
     refusals: Collection[str] = (),
     without: Collection[Part] = (),
@@ -216,7 +216,7 @@ def load_experience_model(
         LocalLanguageModel.load(folder / "model"),
         name=str(folder),
         settings=prompt_settings(settings, run.actor, run.environment),
-        rewarder=rewarder,
+        grader=grader,
         memory=memory,
         refusals=refusals,
         attempts=settings.attempts,
@@ -239,15 +239,15 @@ def encoder(tokenizer: Any) -> Encoder:
 async def _examples(
     config: Config,
     recorded: Sequence[Trajectory],
-    teacher: Teacher,
+    annotator: Annotator,
     actor: str | None,
     memory: Memory | None,
 ) -> tuple[list[Example], list[Example]]:
     settings = prompt_settings(config.experience, actor, config.environment.name)
-    recorded = [with_sheet(found) for found in explained(recorded, teacher)]
+    recorded = [with_sheet(found) for found in explained(recorded, annotator)]
     kept_back = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])
-    async for example in examples(recorded, teacher, settings=settings, memory=memory):
+    async for example in examples(recorded, annotator, settings=settings, memory=memory):
         parts[example.trajectory_id in kept_back].append(example)
     known = [found for found in recorded if found.id not in kept_back]
     return [*balanced(spared(parts[0])), *variations(known, seed=config.seed)], parts[1]

@@ -23,7 +23,7 @@ from dreamgym.experience.prompt_formats import (
 from dreamgym.experience.prompted import PromptedExperienceModel, PromptedSettings
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
 from dreamgym.models.registry import NAMES, LanguageModels, check_named, names_language_model
-from dreamgym.protocols import Rewarder
+from dreamgym.protocols import Grader
 from dreamgym.types import State, Trajectory
 
 _CHARACTERS_A_TOKEN = 3
@@ -51,7 +51,7 @@ def choose_grader(wanted: str | None, spec: EnvironmentSpec | None, *, setting: 
     )
 
 
-def make_grader(grader: str, spec: EnvironmentSpec | None, models: LanguageModels) -> Rewarder | None:
+def make_grader(grader: str, spec: EnvironmentSpec | None, models: LanguageModels) -> Grader | None:
     """As `choose_grader` names it; None for the experience model's own word."""
     if names_language_model(grader):
         return EvidenceJudge(models.open(grader, role="grader"))
@@ -83,7 +83,7 @@ def open_prompted_model(
     config: Config,
     spec: EnvironmentSpec | None,
     *,
-    rewarder: Rewarder | None,
+    grader: Grader | None,
     memory: Memory | None = None,
     starts: Mapping[str, State] | None = None,
     without: Collection[Part] = (),
@@ -114,7 +114,7 @@ def open_prompted_model(
             attempts=settings.attempts,
             characters=room * _CHARACTERS_A_TOKEN,
         ),
-        rewarder=rewarder,
+        grader=grader,
         memory=memory,
         refusals=spec.refusals if spec is not None else (),
         starts=starts,

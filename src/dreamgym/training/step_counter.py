@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dreamgym.protocols import Environment, EnvironmentFactory, RevealingEnvironment
-from dreamgym.types import Outcome, State, Task, WorldSheet
+from dreamgym.protocols import Environment, EnvironmentFactory
+from dreamgym.types import Outcome, State, Task
 
 
 class StepCounter:
@@ -35,10 +35,7 @@ class StepCounter:
         return await self._inner.tasks(split, count, seed=seed)
 
     def make(self, task: Task, *, seed: int = 0) -> Environment:
-        environment = self._inner.make(task, seed=seed)
-        if isinstance(environment, RevealingEnvironment):
-            return _Revealing(environment, self)
-        return _Metered(environment, self)
+        return _Metered(self._inner.make(task, seed=seed), self)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -46,39 +43,23 @@ class StepCounter:
 
 class _Metered:
     def __init__(self, environment: Environment, meter: StepCounter) -> None:
-        self._environment = environment
+        self.inner = environment
         self._meter = meter
 
     @property
     def task(self) -> Task:
-        return self._environment.task
+        return self.inner.task
 
     async def start(self) -> State:
         self._meter.episodes += 1
-        return await self._environment.start()
+        return await self.inner.start()
 
     async def step(self, action: str) -> Outcome:
         self._meter.steps += 1
-        outcome = await self._environment.step(action)
+        outcome = await self.inner.step(action)
         if outcome.over:
             self._meter.on_end()
         return outcome
 
     async def aclose(self) -> None:
-        await self._environment.aclose()
-
-
-class _Revealing(_Metered):
-    def __init__(self, environment: RevealingEnvironment, meter: StepCounter) -> None:
-        super().__init__(environment, meter)
-        self._revealing = environment
-
-    async def world_sheet(self) -> WorldSheet:
-        return await self._revealing.world_sheet()
-
-    @property
-    def experts(self) -> tuple[str, ...]:
-        return self._revealing.experts
-
-    async def expert_action(self, expert: str | None = None) -> str:
-        return await self._revealing.expert_action(expert)
+        await self.inner.aclose()

@@ -1,4 +1,4 @@
-"""Explains ALFWorld transitions from the environment's own facts, so that no teacher model is needed.
+"""Explains ALFWorld transitions from the environment's own facts, so that no annotator model is needed.
 
 Knows the rules of the household domain: what each action requires, what it changes, and when a task is done.
 The notes it writes are what the experience model learns to think before it answers.
@@ -65,7 +65,7 @@ class _World:
 
 
 class HouseholdAnnotator:
-    """The programmatic teacher of ALFWorld."""
+    """The programmatic annotator of ALFWorld."""
 
     name = "alfworld-rules"
 

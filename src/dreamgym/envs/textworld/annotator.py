@@ -1,4 +1,4 @@
-"""Explains TextWorld transitions from the hidden facts, so that no teacher model is needed.
+"""Explains TextWorld transitions from the hidden facts, so that no annotator model is needed.
 
 Knows the rules of the kitchen and the hunt: what an action requires, what it changes, and what it means for
 the meal. The notes it writes are what the experience model learns to think before it answers.
@@ -35,7 +35,7 @@ _OPENING = {
 
 
 class TextWorldAnnotator:
-    """The programmatic teacher of TextWorld."""
+    """The programmatic annotator of TextWorld."""
 
     name = "textworld-rules"
 
