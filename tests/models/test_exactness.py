@@ -16,8 +16,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from dreamgym.models.local.backends import is_batch_invariant
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.tiny import Family
+from dreamgym.models.tiny import Family, make_model
 from dreamgym.types import Completion, CompletionRequest
 from tests.models import small_models
 
@@ -89,6 +90,35 @@ async def test_a_batch_of_mixed_lengths_equals_each_alone(family: Family) -> Non
         assert left.logprobs == pytest.approx(right.logprobs, abs=1e-4)
     assert crowded.meter.steps < lonely.meter.steps / 3
     await asyncio.gather(crowded.aclose(), lonely.aclose())
+
+
+@pytest.mark.parametrize("backend", ["lean", "hosted"])
+@pytest.mark.parametrize("preset", ["nano", "tiny", "small"])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_logprobs_do_not_depend_on_what_else_is_in_the_batch_to_the_bit(
+    family: Family, preset: str, backend: str
+) -> None:
+    """Else a draw near the border of two tokens depends on timing, and with it all that is learnt."""
+    model = make_model(preset, small_models.tokenizer(), family=family, seed=1)
+    language_model = opened(model, backend=backend)
+    if not is_batch_invariant(model, only=backend):
+        pytest.skip("this processor's matrix products round by the number of rows")
+
+    async def episode(number: int, pause: float) -> list[Completion]:
+        prompt, found = STARTS[number % len(STARTS)] + " a" * number, []
+        for turn in range(3):
+            await asyncio.sleep(pause)
+            request = ask(prompt, conversation=f"{number} {pause}", seed=turn, max_tokens=2 + number % 7)
+            found.append(await language_model.complete(request))
+            prompt += f"{found[-1].text}\nYou see a cup {turn}.\n>"
+        return found
+
+    numbers = range(20)
+    together = await asyncio.gather(*(episode(number, 0.0) for number in numbers))
+    staggered = await asyncio.gather(*(episode(number, 0.001 + number / 1000) for number in numbers))
+    alone = [await episode(number, 1e-9) for number in numbers]
+    assert staggered == together == alone
+    await language_model.aclose()
 
 
 @pytest.mark.parametrize("backend", ["lean", "hosted"])

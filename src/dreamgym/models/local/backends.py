@@ -122,6 +122,25 @@ def agrees(backend: PackedBackend, model: Any) -> bool:
     return True
 
 
+@torch.inference_mode()
+def is_batch_invariant(model: Any, only: str | None = None) -> bool:
+    """Whether a row's logits are the same to the bit alone and among others, on this processor."""
+    _, backend = choose_backend(model, only)
+    drawn = torch.randint(model.get_input_embeddings().weight.shape[0], (96,)).tolist()
+    rows = [drawn[:5], drawn[5:60], drawn[60:61], drawn[61:]]
+
+    def logits(chosen: Sequence[int]) -> Tensor:
+        """Of two steps: the prompt, then one more token."""
+        backend.enter([(rows[number], None) for number in chosen], 128)
+        first = backend.step([rows[number] for number in chosen])
+        second = backend.step([[*rows[number], drawn[number]] for number in chosen])
+        backend.keep([])
+        return torch.stack([first, second], 1)
+
+    together = logits(range(len(rows)))
+    return all(torch.equal(logits([number])[0], together[number]) for number in range(len(rows)))
+
+
 def _own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
     inputs = torch.tensor([list(tokens)], device=next(model.parameters()).device)
     return model(input_ids=inputs, use_cache=False).logits[:, -1]  # type: ignore[no-any-return]

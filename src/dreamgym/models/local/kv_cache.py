@@ -38,18 +38,31 @@ class Chunk:
         return self.position + self.size
 
 
+MIN_ROWS = 4
+"""Rows of every matrix product. With fewer, BLAS picks other kernels, which round differently: a token's logits
+would depend on what else is in the batch."""
+
+_COLUMN_BLOCK = 16
+"""Keys of decoding rows are read in multiples of this, for the same reason."""
+
+
 class Step:
-    """Which tokens a forward pass computes, and what the layers share about them."""
+    """Which tokens a forward pass computes, and what the layers share about them.
+
+    Logits of a row do not depend on the other rows of its step, to the bit, where the BLAS library computes
+    each row of a product alike (see `MIN_ROWS`; `backends.is_batch_invariant` checks it).
+    """
 
     def __init__(self, lengths: Sequence[int], chunks: Sequence[Chunk], device: torch.device) -> None:
         """`lengths`: tokens held by each row that decodes one more; these come first, then the chunks."""
         self.device = device
         self.decoding = len(lengths)
         self.chunks = tuple(chunks)
-        self.longest = max(lengths, default=0) + 1
-        self._lengths = torch.tensor(lengths, device=device)
-        self._even = min(lengths, default=0) + 1 == self.longest
-        self._bias: dict[int | None, Tensor | None] = {}
+        self.padding = max(0, MIN_ROWS - self.decoding - sum(chunk.size for chunk in self.chunks))
+        """Tokens after all others that belong to no row."""
+        self.longest = math.ceil((max(lengths, default=0) + 1) / _COLUMN_BLOCK) * _COLUMN_BLOCK
+        self._lengths = torch.tensor(lengths, dtype=torch.long, device=device)
+        self._bias: dict[int | None, Tensor] = {}
         self._chunk_bias: dict[tuple[Chunk, int | None], Tensor] = {}
 
     @property
@@ -60,10 +73,10 @@ class Step:
     @cached_property
     def positions(self) -> Tensor:
         """`(tokens,)`"""
-        if not self.chunks:
+        if not self.chunks and not self.padding:
             return self._lengths
         spans = [torch.arange(chunk.position, chunk.end, device=self.device) for chunk in self.chunks]
-        return torch.cat([self._lengths, *spans]) if self.decoding else torch.cat(spans)
+        return torch.cat([self._lengths, *spans, self._lengths.new_zeros(self.padding)])
 
     @cached_property
     def rows(self) -> Tensor:
@@ -72,26 +85,26 @@ class Step:
 
     @cached_property
     def last(self) -> Tensor | None:
-        """Where each row's last token is; None if every token is one."""
+        """Where each row's last token is, at least `MIN_ROWS` long; None if every token is one."""
         if not self.chunks:
             return None
         ends = [chunk.start + chunk.size - 1 for chunk in self.chunks]
-        return torch.tensor([*range(self.decoding), *ends], device=self.device)
+        rows = [*range(self.decoding), *ends]
+        return torch.tensor(rows + [0] * (MIN_ROWS - len(rows)), device=self.device)
 
     @property
     def writes(self) -> tuple[Tensor, Tensor]:
         """Row and position of each decoded token."""
         return self.rows, self._lengths
 
-    def decoding_bias(self, window: int | None) -> Tensor | None:
-        """`(decoding, 1, longest)`: -inf where a row has no key; None if all rows are equally long."""
+    def decoding_bias(self, window: int | None) -> Tensor:
+        """`(decoding, 1, longest)`: -inf where a row has no key."""
         if window not in self._bias:
             columns = torch.arange(self.longest, device=self.device)
             hidden = columns > self._lengths[:, None]
             if window is not None:
                 hidden |= columns <= self._lengths[:, None] - window
-            plain = self._even and (window is None or self.longest <= window)
-            self._bias[window] = None if plain else _hiding(hidden)[:, None]
+            self._bias[window] = _hiding(hidden)[:, None]
         return self._bias[window]
 
     def chunk_bias(self, chunk: Chunk, window: int | None) -> Tensor:
@@ -122,6 +135,7 @@ class Step:
         own_rows, own_starts = (x.repeat_interleave(sizes) for x in (rows, starts))
         offsets = torch.arange(len(own_rows)) - own_starts
         before = [find(own_rows, own_starts, offsets - lag) for lag in range(1, lags + 1)]
+        before = [torch.cat([index, index.new_zeros(self.padding)]) for index in before]
         ends = [find(rows, starts, sizes - lag) for lag in range(1, lags + 1)]
         return before, ends
 
@@ -205,6 +219,8 @@ class Workspace:
             else:
                 held = keys[chunk.row, ..., : chunk.end], values[chunk.row, ..., : chunk.end]
                 parts.append(_go_on(q[span], *held, step.chunk_bias(chunk, window), scale))
+        if step.padding:
+            parts.append(parts[0].new_zeros(step.padding, *parts[0].shape[1:]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def shift(self, layer: int, step: Step, x: Tensor, lags: int) -> list[Tensor]:
@@ -214,8 +230,8 @@ class Workspace:
             rows = step.decoding + len(step.chunks)
             held = [x.new_zeros(rows, x.shape[1]) for _ in range(lags)]
         if not step.chunks:
-            self._next_lags[layer] = [x, *held[:-1]]
-            return [x, *held]
+            self._next_lags[layer] = [x[: step.decoding], *held[:-1]]
+            return [x, *(functional.pad(lag, (0, 0, 0, step.padding)) for lag in held)]
         if self._gathers is None or self._gathers[0] is not step:
             self._gathers = (step, step.lagged(lags))
         before, ends = self._gathers[1]
@@ -289,12 +305,11 @@ def _ends_at(saved: SavedRow | None, length: int) -> TypeGuard[SavedRow]:
     return saved is not None and length == len(saved.tokens)
 
 
-def _decode(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _decode(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
     """One token per row. On a CPU two batched products beat the fused kernel, made for long queries."""
     rows, heads, size, longest = keys.shape
     scores = torch.bmm((q * scale).reshape(rows * heads, -1, size), keys.flatten(0, 1))
-    if bias is not None:
-        scores.view(rows, -1, longest).add_(bias)
+    scores.view(rows, -1, longest).add_(bias)
     mixed = torch.bmm(scores.softmax(-1), values.mT.flatten(0, 1))
     return mixed.view(rows, q.shape[1], -1)
 

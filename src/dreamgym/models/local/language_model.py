@@ -41,9 +41,10 @@ class LocalLanguageModel:
     whatever temperature, top-p or choices the tokens were drawn under: what a learner's forward pass gives
     for these tokens.
 
-    The same request with the same seed gives the same completion whatever else is in the batch, but for draws
-    that fall within rounding of the border between two tokens (about one token in a million in single
-    precision).
+    The same request with the same seed gives the same completion, log-probs included, whatever else is in the
+    batch: a run depends on its seed and not on timing. This holds to the bit where the processor computes each
+    row of a matrix product alike (`backends.is_batch_invariant`); elsewhere a draw within rounding of the
+    border between two tokens may differ, about one token in a million.
 
     Requests are served under the weights that they find. Change weights between requests as you like; while
     some may be under way, do it within `updating()`.

@@ -26,7 +26,7 @@ class PackedForward(Protocol):
         ...
 
     def __call__(self, tokens: Tensor, step: Step, workspace: Workspace) -> Tensor:
-        """Logits of each row's last token, `(rows, vocabulary)`."""
+        """Logits of each row's last token, then of padding: `(at least rows, vocabulary)`."""
         ...
 
     def refresh(self) -> None:
@@ -76,11 +76,12 @@ class PackedBackend:
             chunks.append(Chunk(row=row, start=len(packed), size=len(new), position=begin, fresh=held))
             packed.extend(new)
         step = Step(self._lengths[:decoding], chunks, self.device)
+        packed += [0] * step.padding
         logits = self.forward(torch.tensor(packed, device=self.device), step, self._workspace)
         self._workspace.commit()
         self._lengths = [len(tokens) for tokens in sequences]
         self._entering = []
-        return logits
+        return logits[: len(sequences)]
 
     def save(self, row: int, tokens: Sequence[int], into: SavedRow | None) -> SavedRow:
         """Keeps what a row holds beyond this batch; `into` is reused where it agrees."""
