@@ -30,7 +30,8 @@ from zlib import crc32
 
 import torch
 
-from dreamgym.agents import Agent, AgentSettings, examples
+from dreamgym.agents import Agent, examples
+from dreamgym.config import AgentConfig
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.models.local.language_model import LocalLanguageModel
@@ -49,7 +50,7 @@ from dreamgym.types import (
 WARM_UP = 1
 DREAM_STEPS = 12
 LENGTH = 9
-AGENT = AgentSettings(max_tokens=8)
+AGENT = AgentConfig(max_tokens=8)
 LEARNING = GRPOSettings(behaviour="recomputed", learning_rate=1e-4)
 
 

@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dreamgym.agents import (
-    Agent,
-    AgentSettings,
-    examples,
-    one_line,
-    prompt,
-    read,
-    tokenised,
-    tokens_after,
-    window,
-)
+from dreamgym.agents import Agent, examples, one_line, prompt, read, tokenised, tokens_after, window
+from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.local.tokenization import TextCodec
@@ -29,7 +20,7 @@ from dreamgym.types import Completion, Outcome, State, Task, Trajectory, Transit
 from tests.rl.echo_environment import TOKENIZER, student
 
 TASK = Task(id="t", instruction="Leave the\ncorridor.", environment="corridor")
-PLAIN = AgentSettings()
+PLAIN = AgentConfig()
 
 
 def turn(state: str, action: str, thought: str | None = None) -> Transition:
@@ -42,7 +33,7 @@ def turn(state: str, action: str, thought: str | None = None) -> Transition:
     )
 
 
-async def walk(model: LocalLanguageModel | ScriptedLanguageModel, settings: AgentSettings) -> Trajectory:
+async def walk(model: LocalLanguageModel | ScriptedLanguageModel, settings: AgentConfig) -> Trajectory:
     factory = CorridorFactory(length=3, horizon=6)
     (task,) = await factory.tasks("train", 1)
     agent: Policy = Agent(model, settings=settings, conversation="walk", seed=3)
@@ -64,16 +55,14 @@ def test_admissible_actions_stand_where_the_settings_say() -> None:
     past = [turn("Door 1.", "go")]
     state = State(text="Door 2.", admissible_actions=("go", "stay"))
     told = {
-        where: prompt(TASK, past, state, settings=AgentSettings(show_actions=where)).count(
-            "actions: go; stay"
-        )
+        where: prompt(TASK, past, state, settings=AgentConfig(show_actions=where)).count("actions: go; stay")
         for where in ("never", "now", "always")
     }
     assert told == {"never": 0, "now": 1, "always": 2}
 
 
 def test_a_thought_comes_before_the_action_in_prompts_and_replies() -> None:
-    settings = AgentSettings(thought=True)
+    settings = AgentConfig(thought=True)
     past = [turn("Door 1.", "go east", "It is locked.")]
     asked = prompt(TASK, past, State(text="Door 2."), settings=settings)
     assert "\nthought: It is locked. action: go east\n" in asked
@@ -90,7 +79,7 @@ def test_a_state_cannot_speak_for_the_agent() -> None:
 @given(st.lists(st.text(max_size=20), max_size=8), st.integers(1, 4))
 def test_whatever_is_said_the_prompt_has_one_line_for_each_part(texts: list[str], most: int) -> None:
     past = [turn(text, text) for text in texts]
-    asked = prompt(TASK, past, State(text="now"), settings=AgentSettings(history=most))
+    asked = prompt(TASK, past, State(text="now"), settings=AgentConfig(history=most))
     shown = len(past) - window(len(past), most)
     assert shown <= most
     left_out = 2 if shown < len(past) else 0
@@ -100,7 +89,7 @@ def test_whatever_is_said_the_prompt_has_one_line_for_each_part(texts: list[str]
 
 def test_a_long_history_is_cut_but_the_first_state_stays() -> None:
     past = [turn(f"Door {number}.", "go") for number in range(9)]
-    asked = prompt(TASK, past, State(text="Door 9."), settings=AgentSettings(history=4))
+    asked = prompt(TASK, past, State(text="Door 9."), settings=AgentConfig(history=4))
     assert asked.startswith("task: Leave the corridor.\nstate: Door 0.\n...\nstate: Door 6.\n")
 
 
@@ -126,7 +115,7 @@ async def test_a_model_that_rambles_is_read_up_to_the_end_of_its_line() -> None:
 
 async def test_only_listed_actions_can_be_written_when_they_are_enforced() -> None:
     model = LocalLanguageModel(student(), TOKENIZER)
-    played = await walk(model, AgentSettings(enforce_actions=True))
+    played = await walk(model, AgentConfig(enforce_actions=True))
     await model.aclose()
     assert all(t.action in (t.state.admissible_actions or ()) for t in played.transitions)
     completions = [t.completion for t in played.transitions if t.completion is not None]
@@ -137,8 +126,8 @@ async def test_only_listed_actions_can_be_written_when_they_are_enforced() -> No
     )
 
 
-@pytest.mark.parametrize("settings", [AgentSettings(max_tokens=4), AgentSettings(enforce_actions=True)])
-async def test_every_turn_goes_on_from_the_tokens_of_the_one_before(settings: AgentSettings) -> None:
+@pytest.mark.parametrize("settings", [AgentConfig(max_tokens=4), AgentConfig(enforce_actions=True)])
+async def test_every_turn_goes_on_from_the_tokens_of_the_one_before(settings: AgentConfig) -> None:
     model = LocalLanguageModel(student(), TOKENIZER)
     played = await walk(model, settings)
     await model.aclose()
@@ -152,7 +141,7 @@ async def test_every_turn_goes_on_from_the_tokens_of_the_one_before(settings: Ag
 
 
 async def test_a_recorded_episode_gets_the_tokens_that_the_agent_would_have_read_and_written() -> None:
-    settings = AgentSettings(enforce_actions=True)
+    settings = AgentConfig(enforce_actions=True)
     model = LocalLanguageModel(student(), TOKENIZER)
     played = await walk(model, settings)
     await model.aclose()
@@ -189,7 +178,6 @@ def test_examples_pair_what_is_asked_with_what_was_done() -> None:
     assert made[1][0].startswith(made[0][0] + made[0][1] + "\n")
 
 
-@pytest.mark.parametrize("wrong", [{"thought": True, "enforce_actions": True}, {"history": 0}])
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="expected"):
-        AgentSettings(**wrong)  # type: ignore[arg-type]
+def test_a_thought_and_enforced_actions_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="got both"):
+        AgentConfig(thought=True, enforce_actions=True)

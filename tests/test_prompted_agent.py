@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.agents import AgentSettings
 from dreamgym.collection import collect
-from dreamgym.config import Config, load_config
+from dreamgym.config import AgentConfig, Config, load_config
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.evaluation.evaluate import EvaluationSettings, evaluate
@@ -20,7 +19,7 @@ from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.types import CompletionRequest, FailureKind, State, Task
 
 TASK = Task(id="t", instruction="leave", environment="corridor")
-SHOWN = AgentSettings(show_actions="now", temperature=0.0)
+SHOWN = AgentConfig(show_actions="now", temperature=0.0)
 
 
 def walker(request: CompletionRequest) -> str:
@@ -82,7 +81,7 @@ async def test_what_holds_no_action_is_asked_for_again_and_then_a_typed_failure(
 
 async def test_where_actions_are_enforced_the_schema_lists_them() -> None:
     spoken = ScriptedLanguageModel(lambda request: '{"thought": "", "action": "open door"}')
-    agent = PromptedAgent(spoken, settings=AgentSettings(enforce_actions=True))
+    agent = PromptedAgent(spoken, settings=AgentConfig(enforce_actions=True))
     state = State(text="A door.", admissible_actions=("open door", "go left"))
     assert (await agent.act(TASK, [], state)).action == "open door"
     [asked] = spoken.requests

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 from dreamgym.config import AgentConfig
-from dreamgym.errors import ConfigError
 from dreamgym.protocols import LanguageModel
 from dreamgym.types import (
     Completion,
@@ -38,48 +37,6 @@ LONGEST_ACTION = 500
 _THOUGHT = re.compile(r"\A(?P<thought>.*?)\baction:(?P<action>.*)\Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
-    """What the agent is shown, and how it answers."""
-
-    history: int | None = None
-    """The most transitions told; None for the whole episode. The first state is always told."""
-    show_actions: Literal["never", "now", "always"] = "never"
-    """Where admissible actions stand: nowhere, below the present state (so that the next prompt does not go
-    on from this one), or below every state."""
-    enforce_actions: bool = False
-    """Only admissible actions can be written, where the environment lists them."""
-    thought: bool = False
-    """Whether the agent writes a thought before its action, on the same line."""
-    text_limit: int = 2000
-    """Characters of any one state."""
-    max_tokens: int = 64
-    """Of a reply."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-
-    @classmethod
-    def of(cls, config: AgentConfig, *, temperature: float | None = None) -> AgentSettings:
-        """As a configuration says; `temperature` instead of the one for practice."""
-        return cls(
-            history=config.history or None,
-            show_actions=config.show_actions,
-            enforce_actions=config.enforce_actions,
-            thought=config.thought,
-            text_limit=config.text_limit,
-            max_tokens=config.max_tokens,
-            temperature=config.temperature if temperature is None else temperature,
-        )
-
-    def __post_init__(self) -> None:
-        if self.thought and self.enforce_actions:
-            raise ConfigError(
-                "expected thought or enforce_actions, got both: no list of actions holds a thought"
-            )
-        if self.history is not None and self.history < 1:
-            raise ConfigError(f"expected a history of at least 1 transition or None, got {self.history}")
-
-
 class Agent:
     """The policy of one episode."""
 
@@ -87,7 +44,7 @@ class Agent:
         self,
         model: LanguageModel,
         *,
-        settings: AgentSettings,
+        settings: AgentConfig,
         conversation: str | None = None,
         seed: int = 0,
         name: str = "agent",
@@ -108,7 +65,6 @@ class Agent:
                 conversation=self._conversation,
                 max_tokens=settings.max_tokens,
                 temperature=settings.temperature,
-                top_p=settings.top_p,
                 stop=("\n",),
                 choices=choices if settings.enforce_actions and choices else None,
                 seed=self._seed + 1_000_003 * len(history),
@@ -117,7 +73,7 @@ class Agent:
         return read(completion, thought=settings.thought)
 
 
-def prompt(task: Task, history: Sequence[Transition], state: State, *, settings: AgentSettings) -> str:
+def prompt(task: Task, history: Sequence[Transition], state: State, *, settings: AgentConfig) -> str:
     """What the agent is asked."""
     lead = "thought:" if settings.thought else "action:"
     lines = [f"task: {one_line(task.instruction)}"]
@@ -164,13 +120,15 @@ def read(completion: Completion, *, thought: bool = False) -> Decision:
     return Decision(action=action, thought=found["thought"].strip(), completion=completion)
 
 
-def window(length: int, most: int | None) -> int:
-    """The first transition told. It moves by half a window at a time; between, prompts grow.
+def window(length: int, most: int) -> int:
+    """Index of the first transition in the prompt; `most` = 0 for no limit.
+
+    It moves by half a window at a time, so that between moves each prompt extends the one before.
 
     >>> [window(length, 4) for length in range(9)]
     [0, 0, 0, 0, 0, 2, 2, 4, 4]
     """
-    if most is None or length <= most:
+    if not most or length <= most:
         return 0
     step = max(1, most // 2)
     return -(-(length - most) // step) * step
@@ -181,7 +139,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split("\n")).replace("\r", " ").strip()
 
 
-def _state_lines(state: State, settings: AgentSettings, *, now: bool) -> Iterator[str]:
+def _state_lines(state: State, settings: AgentConfig, *, now: bool) -> Iterator[str]:
     yield f"state: {one_line(state.text)[: settings.text_limit]}"
     shown = settings.show_actions == "always" or (settings.show_actions == "now" and now)
     if shown and state.admissible_actions is not None:
@@ -196,7 +154,7 @@ class Codec(Protocol):
     def more(self, text: str) -> list[int]: ...
 
 
-def examples(trajectory: Trajectory, settings: AgentSettings) -> Iterator[tuple[str, str]]:
+def examples(trajectory: Trajectory, settings: AgentConfig) -> Iterator[tuple[str, str]]:
     """(prompt, reply) of every turn, as this agent would have been asked and should have answered."""
     for past, transition in history(trajectory):
         yield (
@@ -205,7 +163,7 @@ def examples(trajectory: Trajectory, settings: AgentSettings) -> Iterator[tuple[
         )
 
 
-def tokenised(trajectory: Trajectory, settings: AgentSettings, codec: Codec, end: int) -> Trajectory:
+def tokenised(trajectory: Trajectory, settings: AgentConfig, codec: Codec, end: int) -> Trajectory:
     """The trajectory as if this agent had played it: every turn with the tokens of its prompt and reply.
 
     Args:
@@ -224,7 +182,7 @@ def tokenised(trajectory: Trajectory, settings: AgentSettings, codec: Codec, end
     return replace(trajectory, transitions=tuple(turns))
 
 
-def tokens_after(trajectory: Trajectory, settings: AgentSettings, codec: Codec) -> tuple[int, ...]:
+def tokens_after(trajectory: Trajectory, settings: AgentConfig, codec: Codec) -> tuple[int, ...]:
     """The prompt of the turn that would have come next, in tokens: where a truncated episode was left."""
     *before, last = trajectory.transitions
     written = _Written(codec)

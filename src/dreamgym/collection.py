@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from dreamgym.agents import AgentSettings
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.envs.scripted_policies import make_policy, resolve_policy
@@ -141,9 +140,7 @@ async def _episode(
     def policy(environment: Environment) -> Policy:
         if names_language_model(settings.policy):
             model = models.open(settings.policy, role="agent")
-            return PromptedAgent(
-                model, settings=AgentSettings.of(config.agent), seed=seed, name=settings.policy
-            )
+            return PromptedAgent(model, settings=config.agent, seed=seed, name=settings.policy)
         named = resolve_policy(settings.policy, seed=config.seed, episode=episode)
         return make_policy(named, environment, seed=seed)
 

@@ -11,7 +11,8 @@ from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict
 
-from dreamgym.agents import LONGEST_ACTION, AgentSettings, one_line, prompt
+from dreamgym.agents import LONGEST_ACTION, one_line, prompt
+from dreamgym.config import AgentConfig
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.prompt_formats import fill, parsed
 from dreamgym.protocols import Environment, LanguageModel
@@ -36,7 +37,7 @@ class PromptedAgent:
         self,
         model: LanguageModel,
         *,
-        settings: AgentSettings,
+        settings: AgentConfig,
         seed: int = 0,
         name: str = "agent",
         attempts: int = 3,
@@ -68,7 +69,6 @@ class PromptedAgent:
                     system=fill(_instructions(), environment=task.environment),
                     max_tokens=max(settings.max_tokens, _MAX_TOKENS),
                     temperature=settings.temperature if attempt == 0 else max(0.7, settings.temperature),
-                    top_p=settings.top_p,
                     seed=self._seed + 1_000_003 * len(history) + 7_919 * attempt,
                     schema=schema,
                 )
@@ -86,7 +86,7 @@ class PromptedAgent:
         raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
 
 
-def prompted_members(model: LanguageModel, settings: AgentSettings, *, name: str) -> PolicyFactory:
+def prompted_members(model: LanguageModel, settings: AgentConfig, *, name: str) -> PolicyFactory:
     """Makes the agent of each episode."""
 
     def member(environment: Environment, conversation: str, seed: int) -> PromptedAgent:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dreamgym.agents import AgentSettings
+from dreamgym.config import AgentConfig
 from dreamgym.rl import losses
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
 from dreamgym.rl.ppo import PPOLearner, PPOSettings
@@ -134,7 +134,7 @@ def steps_by_hand(group: RolloutGroup, discount: float) -> dict[tuple[int, int],
 @pytest.mark.parametrize("step_weight", [0.0, 0.7], ids=["episodes", "steps"])
 @pytest.mark.parametrize("agent", [CHOOSING, WANDERING], ids=["choices", "free"])
 async def test_grpo_has_the_gradient_of_its_formula_computed_turn_by_turn(
-    agent: AgentSettings, step_weight: float
+    agent: AgentConfig, step_weight: float
 ) -> None:
     groups = await recorded(agent)
     model = student()

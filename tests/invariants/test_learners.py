@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dreamgym.agents import AgentSettings
+from dreamgym.config import AgentConfig
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
 from dreamgym.rl.optimizer_step import Updating
@@ -24,18 +24,18 @@ from dreamgym.types import RolloutGroup
 from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, mean_return, play, student
 
 ALGORITHMS = ("grpo", "ppo")
-WANDERING = AgentSettings(show_actions="never", max_tokens=3)
+WANDERING = AgentConfig(show_actions="never", max_tokens=3)
 
 
 def learner(
-    algorithm: str, model: Any, updating: Updating, agent: AgentSettings = CHOOSING, **settings: Any
+    algorithm: str, model: Any, updating: Updating, agent: AgentConfig = CHOOSING, **settings: Any
 ) -> PolicyLearner:
     if algorithm == "grpo":
         return GRPOLearner(model, GRPOSettings(**settings), updating=updating)
     return PPOLearner(model, PPOSettings(**settings), after=after(agent), updating=updating)
 
 
-async def recorded(agent: AgentSettings = CHOOSING, **changes: Any) -> list[RolloutGroup]:
+async def recorded(agent: AgentConfig = CHOOSING, **changes: Any) -> list[RolloutGroup]:
     """Groups of several turns, some of them truncated, made torn so that each has something to teach."""
     model = LocalLanguageModel(student(seed=1), TOKENIZER)
     factory = CorridorFactory(length=3, horizon=3)
@@ -96,7 +96,7 @@ async def test_it_learns_to_say_what_it_is_told(algorithm: str) -> None:
 @pytest.mark.parametrize("lengths", ["token", "trajectory", "constant"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_a_batch_has_the_gradient_of_its_accumulated_parts(
-    algorithm: str, lengths: str, agent: AgentSettings
+    algorithm: str, lengths: str, agent: AgentConfig
 ) -> None:
     groups = await recorded(agent)
     settings = {"lengths": lengths, "entropy": 0.01, "kl": 0.1}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.agents import Agent, AgentSettings
-from dreamgym.config import EndpointConfig, load_config
+from dreamgym.agents import Agent
+from dreamgym.config import AgentConfig, EndpointConfig, load_config
 from dreamgym.errors import EndpointError
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.language_model import EndpointLanguageModel
@@ -160,7 +160,7 @@ def walkers(endpoint: Endpoint) -> Callable[[Environment, str, int], Agent]:
     model = EndpointLanguageModel(endpoint, role="agent")
 
     def member(environment: Environment, conversation: str, seed: int) -> Agent:
-        settings = AgentSettings(max_tokens=4, temperature=1.0)
+        settings = AgentConfig(max_tokens=4, temperature=1.0)
         return Agent(model, settings=settings, conversation=conversation, seed=seed)
 
     return member

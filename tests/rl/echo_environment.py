@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from dreamgym.agents import Agent, AgentSettings, tokens_after
+from dreamgym.agents import Agent, tokens_after
+from dreamgym.config import AgentConfig
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.models.tiny import make_model, make_tokenizer
@@ -70,14 +71,14 @@ class EchoFactory:
         """Nothing is held open."""
 
 
-CHOOSING = AgentSettings(enforce_actions=True)
+CHOOSING = AgentConfig(enforce_actions=True)
 
 
 def student(seed: int = 0) -> Any:
     return make_model("nano", TOKENIZER, seed=seed)
 
 
-def after(settings: AgentSettings = CHOOSING) -> After:
+def after(settings: AgentConfig = CHOOSING) -> After:
     codec = TextCodec(TOKENIZER)
     return lambda trajectory: tokens_after(trajectory, settings, codec)
 
@@ -88,7 +89,7 @@ async def play(
     step: int = 0,
     size: int = 8,
     factory: Any = None,
-    settings: AgentSettings = CHOOSING,
+    settings: AgentConfig = CHOOSING,
 ) -> list[RolloutGroup]:
     """One group for each word (or task of the factory)."""
     factory = factory or EchoFactory()

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from dreamgym.agents import AgentSettings
+from dreamgym.config import AgentConfig
 from dreamgym.models.tiny import save
 from dreamgym.rl import losses
 from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
@@ -31,7 +31,7 @@ NAMES: dict[str, losses.LengthNormalisation] = {
     "dr_grpo": "constant",
 }
 """TRL's names of what a token weighs."""
-TALKING = AgentSettings(show_actions="never", max_tokens=8)
+TALKING = AgentConfig(show_actions="never", max_tokens=8)
 
 
 @pytest.fixture(autouse=True)

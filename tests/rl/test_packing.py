@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dreamgym.agents import AgentSettings
+from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.rl.logprobs import Scorer
@@ -16,7 +16,7 @@ from dreamgym.testing import CorridorFactory
 from dreamgym.types import Completion, Outcome, Provenance, State, Task, Trajectory, Transition
 from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, play, student
 
-FREE = AgentSettings(max_tokens=5)
+FREE = AgentConfig(max_tokens=5)
 
 
 def trajectory(*turns: Completion, truncated: bool = False) -> Trajectory:
@@ -80,7 +80,7 @@ def test_a_turn_without_tokens_is_an_error_that_says_what_to_do() -> None:
         cut([trajectory(turn([5], [6]), Completion(text="look"))])
 
 
-async def rolled_out(model: Any, settings: AgentSettings) -> tuple[PackedBatch, list[Trajectory]]:
+async def rolled_out(model: Any, settings: AgentConfig) -> tuple[PackedBatch, list[Trajectory]]:
     language_model = LocalLanguageModel(model, TOKENIZER)
     factory = CorridorFactory(length=3, horizon=4)
     groups = await play(language_model, factory=factory, size=2, settings=settings)

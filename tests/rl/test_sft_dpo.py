@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from dreamgym.agents import AgentSettings, tokenised
+from dreamgym.agents import tokenised
+from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.local.tokenization import TextCodec
@@ -20,7 +20,7 @@ from dreamgym.rollouts import run_episode
 from dreamgym.types import Decision, Trajectory
 from tests.rl.echo_environment import CHOOSING, TOKENIZER, WORDS, EchoFactory, mean_return, play, student
 
-FREE = AgentSettings(max_tokens=4, temperature=0.0)
+FREE = AgentConfig(max_tokens=4, temperature=0.0)
 END = TOKENIZER.eos_token_id
 
 
@@ -56,7 +56,7 @@ def next_word(word: str) -> str:
     return WORDS[(WORDS.index(word) + 1) % len(WORDS)]
 
 
-async def success(model: Any, settings: AgentSettings = FREE) -> float:
+async def success(model: Any, settings: AgentConfig = FREE) -> float:
     language_model = LocalLanguageModel(model, TOKENIZER)
     found = mean_return(await play(language_model, size=1, factory=EchoFactory(turns=2), settings=settings))
     await language_model.aclose()
@@ -130,7 +130,7 @@ async def test_the_preferred_of_two_becomes_the_likelier() -> None:
     assert found[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert found[-1]["loss"] < 0.3
     assert found[-1]["preferred"] == 1
-    assert await success(model, replace(CHOOSING, temperature=0.0)) > 0.5
+    assert await success(model, CHOOSING.at_temperature(0.0)) > 0.5
 
 
 @pytest.mark.parametrize("micro_tokens", [1, 1 << 20])

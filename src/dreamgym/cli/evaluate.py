@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dreamgym.agents import AgentSettings
 from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
@@ -182,7 +181,7 @@ async def _members(
         with stage("evaluation"):
             model = models.open(name, role="agent")
             await models.reach()
-            yield prompted_members(model, AgentSettings.of(config.agent, temperature=heat), name=name), name
+            yield prompted_members(model, config.agent.at_temperature(heat), name=name), name
         if models.spending.rows:
             console.err.print(f"endpoints: {models.spending.line()}", markup=False, soft_wrap=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dreamgym.errors import ConfigError
 
@@ -131,26 +131,41 @@ class PromptedConfig(Section):
 
 
 class AgentConfig(Section):
-    """Which model acts, what it is shown and how it answers."""
+    """The policy's model, its prompt and its replies."""
 
     model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
     vocabulary: int = Field(2048, ge=300, description="tokens of a model from scratch")
     adapter: Literal["none", "lora"] = Field(
-        "none", description="what learns of pretrained weights: all, or LoRA"
+        "none", description="train all pretrained weights, or a LoRA adapter"
     )
-    lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices")
-    lora_alpha: int = Field(32, ge=1, description="LoRA updates count alpha / rank")
+    lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices; alpha is twice the rank")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
-    history: int = Field(20, ge=0, description="most transitions told; 0 for the whole episode")
-    show_actions: Literal["never", "now", "always"] = Field(
-        "never", description="where admissible actions stand in the prompt; the dream lists none"
+    history: int = Field(
+        20, ge=0, description="most transitions in a prompt (the first state is always there); 0: all"
     )
-    enforce_actions: bool = Field(False, description="only admissible actions can be written")
-    thought: bool = Field(False, description="a thought before each action")
-    text_limit: int = Field(2000, ge=1, description="characters of any one state")
-    max_tokens: int = Field(32, ge=1, description="of a reply")
-    temperature: float = Field(1.0, gt=0, description="when practising; the learner learns at the same")
-    evaluation_temperature: float = Field(0.4, ge=0, description="when evaluated; 0 for the likeliest words")
+    show_actions: Literal["never", "now", "always"] = Field(
+        "never",
+        description="admissible actions in the prompt: none, of the present state (the next prompt then does "
+        "not extend this one), or of every state; the dream lists none",
+    )
+    enforce_actions: bool = Field(False, description="constrain replies to the admissible actions")
+    thought: bool = Field(False, description="a thought before each action, on the same line")
+    text_limit: int = Field(2000, ge=1, description="characters per state")
+    max_tokens: int = Field(32, ge=1, description="per reply")
+    temperature: float = Field(1.0, ge=0, description="in training; losses use the same temperature")
+    evaluation_temperature: float = Field(0.4, ge=0, description="in evaluation; 0: greedy")
+
+    @model_validator(mode="after")
+    def _thought_or_choice(self) -> Self:
+        if self.thought and self.enforce_actions:
+            raise ConfigError(
+                "expected agent.thought or agent.enforce_actions, got both: listed actions have no thought"
+            )
+        return self
+
+    def at_temperature(self, temperature: float | None) -> Self:
+        """The same settings with another sampling temperature; None for the same."""
+        return self if temperature is None else self.model_copy(update={"temperature": temperature})
 
 
 class LearnerConfig(Section):

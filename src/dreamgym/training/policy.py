@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dreamgym.agents import Agent, AgentSettings, examples, tokenised, tokens_after
+from dreamgym.agents import Agent, examples, tokenised, tokens_after
 from dreamgym.config import AgentConfig, Config, ExperienceConfig
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.protocols import Environment
@@ -70,7 +70,7 @@ class PolicyModel:
 
     def members(self, name: str, *, temperature: float | None = None) -> PolicyFactory:
         """Makes the agent of each episode."""
-        settings = AgentSettings.of(self.config, temperature=temperature)
+        settings = self.config.at_temperature(temperature)
 
         def member(environment: Environment, conversation: str, seed: int) -> Agent:
             return Agent(self.served, settings=settings, conversation=conversation, seed=seed, name=name)
@@ -79,7 +79,7 @@ class PolicyModel:
 
     def tokenised(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """As if this agent had played them; those that are longer than it reads are left out."""
-        settings = AgentSettings.of(self.config)
+        settings = self.config
         played = (tokenised(each, settings, self.codec, self.end) for each in trajectories)
         return [each for each in played if self.context is None or _longest(each) <= self.context]
 
@@ -129,7 +129,7 @@ def open_policy(config: Config, folder: Path) -> PolicyModel:
         model=source,
         adapter=agent.adapter,
         lora_rank=agent.lora_rank,
-        lora_alpha=agent.lora_alpha,
+        lora_alpha=2 * agent.lora_rank,
         device=agent.device,
         precision="fp32",
     )
@@ -187,7 +187,7 @@ def make_learner(config: Config, policy: PolicyModel, refusals: tuple[str, ...] 
         own = {name: getattr(chosen, name) for name in ("scale_by_std", "step_weight", "discount")}
         settings = GRPOSettings(**own, **shared)
         return GRPOLearner(policy.model, settings, updating=updating)
-    shown = AgentSettings.of(config.agent)
+    shown = config.agent
     return PPOLearner(
         policy.model,
         PPOSettings(discount=chosen.discount, decay=chosen.decay, value_weight=chosen.value_weight, **shared),
@@ -203,7 +203,7 @@ def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path
         raise ConfigError(
             f"agent.model={config.agent.model!r} makes its words from trajectories: name some in train.data"
         )
-    settings = AgentSettings.of(config.agent)
+    settings = config.agent
     # The last prompt of an episode holds nearly all the others.
     lasts = ([*examples(each, settings)][-1] for each in trajectories if each.transitions)
     tokenizer = tiny.make_tokenizer(

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dreamgym.agents import AgentSettings
 from dreamgym.config import Config
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
@@ -87,7 +86,8 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
     from dreamgym.training.experience import ExperienceRun
 
     chosen, agent = config.train, config.agent
-    AgentSettings.of(agent)
+    if not agent.temperature:
+        raise ConfigError("agent.temperature=0 leaves nothing to explore: training needs a value above 0")
     spec = (
         find_environment(config.environment.name) if config.environment.name in environment_names() else None
     )
