@@ -13,11 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.envs.scripted_policies import make_policy, resolve_policy
-from dreamgym.errors import ConfigError
+from dreamgym.errors import ConfigError, DataError
+from dreamgym.files import write_text
 from dreamgym.models.registry import LanguageModels, check_named, names_language_model
 from dreamgym.prompted_agent import PromptedAgent
 from dreamgym.protocols import Environment, EnvironmentFactory, Policy
@@ -207,12 +210,25 @@ def _check_settings(config: Config, environment: str) -> None:
     }
     path = settings.out / _SETTINGS
     if not path.exists():
-        path.write_text(json.dumps(mine, indent=2) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(mine, indent=2) + "\n")
         return
-    theirs = json.loads(path.read_text(encoding="utf-8"))
+    theirs = _read_settings(path)
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise ConfigError(
                 f"{settings.out} was collected with {name}={theirs.get(name)!r}, now {value!r} is asked for; "
                 "choose another --out, or the same settings to go on"
             )
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        found = error
+    if not isinstance(found, dict):
+        raise DataError(
+            f"{path}: expected the settings of this collection as a JSON object, got {str(found)[:80]!r}; "
+            "if the trajectories next to it are yours, remove the file and run the same command again"
+        )
+    return found

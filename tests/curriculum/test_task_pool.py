@@ -165,7 +165,7 @@ def test_adding_again_adds_nothing(tmp_path: Path) -> None:
             pool.record([group(seed_task(1234), [1.0])], step=0)
 
 
-@pytest.mark.parametrize("cut", [1, 10, 60])
+@pytest.mark.parametrize("cut", [2, 10, 60])
 def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "pool.jsonl"
     with filled(path, seeds=3, generated=0) as pool:
@@ -235,7 +235,7 @@ def test_where_no_more_can_be_written_it_is_said_and_what_was_acknowledged_stays
         check=False,
     )
     assert "StoreError" in done.stderr
-    assert "make room and run again" in done.stderr
+    assert "free some space and run again" in done.stderr
     kept = [task.id for task in read_pool(path).tasks]
     assert kept == [f"seed-{number}" for number in range(len(done.stdout.split()))]
     assert len(kept) > 5

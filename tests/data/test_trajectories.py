@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.data import jsonl
+from dreamgym import files
 from dreamgym.data.trajectories import TrajectoryWriter, encode_trajectory, pack, read_trajectories, shards
 from dreamgym.errors import DataError, StoreError
 from dreamgym.types import State, Trajectory
@@ -148,7 +148,7 @@ def test_what_a_killed_stream_left_is_unseen_and_cleared_away(tmp_path: Path) ->
 
 
 def test_a_row_that_nobody_could_read_back_is_refused(tmp_path: Path) -> None:
-    huge = replace(episode("x"), start=State(text="x" * jsonl.MAX_LINE_BYTES), transitions=())
+    huge = replace(episode("x"), start=State(text="x" * files.MAX_LINE_BYTES), transitions=())
     with TrajectoryWriter(tmp_path) as writer, pytest.raises(DataError, match="expected a row of at most"):
         writer.append([huge])
 
@@ -246,9 +246,9 @@ def test_a_line_without_an_end_is_refused_without_being_kept(tmp_path: Path) -> 
     file = tmp_path / "bomb.jsonl.gz"
     file.write_bytes(gzip.compress(b"a" * 5_000_000 + b"\n" + b"b\n"))
     with pytest.raises(DataError, match=r"bomb.jsonl.gz:1: expected a line of at most 1000 bytes"):
-        list(jsonl.read_lines(file, max_bytes=1000))
+        list(files.read_lines(file, max_bytes=1000))
     problems: list[DataError] = []
-    assert list(jsonl.read_lines(file, max_bytes=1000, on_bad=problems.append)) == [(2, b"b")]
+    assert list(files.read_lines(file, max_bytes=1000, on_bad=problems.append)) == [(2, b"b")]
     assert len(problems) == 1
 
 

@@ -17,11 +17,11 @@ from rich.text import Text
 from dreamgym.cli import console
 from dreamgym.cli.options import Json, Source
 from dreamgym.data import ingest as formats
-from dreamgym.data.jsonl import OnRead
 from dreamgym.data.schema import row_of
 from dreamgym.data.stats import DatasetStats, Tally, stats
 from dreamgym.data.trajectories import pack, read_trajectories, shards
 from dreamgym.errors import ConfigError, DataError
+from dreamgym.files import OnRead
 from dreamgym.types import State, Trajectory
 
 app = typer.Typer(no_args_is_help=True, help="Look at trajectories on disk, count, check and export them.")

@@ -187,7 +187,7 @@ async def _members(
 
 
 def _keep(run: Path, result: dict[str, Any]) -> None:
-    from dreamgym.training.run_dir import write_text
+    from dreamgym.files import write_text
 
     policy = str(result["policy"])
     who = _plain(policy) if names_language_model(policy) else f"step-{policy.rpartition('@')[2]}"

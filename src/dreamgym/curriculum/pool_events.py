@@ -6,8 +6,7 @@ Lines are read with the same strictness with which all files are: unknown keys a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
@@ -94,42 +93,27 @@ def task_row(task: Task) -> _TaskRow:
     )
 
 
-def encoded(rows: Iterable[PoolRow]) -> bytes:
-    """Lines of JSON, each tried before it is written: what cannot be read again must not get on disk.
+def encoded(rows: Iterable[PoolRow]) -> list[bytes]:
+    """JSON objects, each parsed before it is returned: a row that cannot be read must not get on disk.
 
     Raises:
         ValueError: a text or number has no place in JSON (half of a surrogate pair, say).
     """
-    lines = [json.dumps(row.model_dump(), allow_nan=False).encode() + b"\n" for row in rows]
+    lines = [json.dumps(row.model_dump(), allow_nan=False).encode() for row in rows]
     for line in lines:
         _ADAPTER.validate_json(line)
-    return b"".join(lines)
+    return lines
 
 
-def decoded(path: Path) -> Iterator[tuple[int, PoolRow]]:
-    """(bytes up to its end, row) of every whole line; a tail without its line break was never acknowledged.
-
-    Raises:
-        DataError: there is no such file, or a whole line is damaged.
+def decode(line: bytes) -> PoolRow:
     """
-    whole = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return
-                whole += len(line)
-                yield whole, _decode(path, number, line)
-    except OSError as error:
-        raise DataError(f"{path}: expected the file of a task pool, {error.strerror or error}") from None
-
-
-def _decode(path: Path, number: int, line: bytes) -> PoolRow:
+    Raises:
+        DataError: the line is not an event of a task pool.
+    """
     try:
         return _ADAPTER.validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "row"
-        raise DataError(
-            f"{path}:{number}: expected a line of a task pool: {where}: {first['msg']}, got {line[:80]!r}"
-        ) from None
+        why = f"{where}: {first['msg']}, got {line[:80]!r}"
+        raise DataError(f"expected a line of a task pool: {why}") from None

@@ -8,11 +8,9 @@ follows from the lines alone, so a resumed run samples what it would have sample
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -26,11 +24,12 @@ from dreamgym.curriculum.pool_events import (
     PoolRow,
     ResumedRow,
     SeedRow,
-    decoded,
+    decode,
     encoded,
     task_row,
 )
-from dreamgym.errors import ConfigError, StoreError
+from dreamgym.errors import ConfigError
+from dreamgym.files import AppendLog, read_log
 from dreamgym.types import JsonValue, RolloutGroup, Task
 
 FILE = "tasks.jsonl"
@@ -236,18 +235,8 @@ class TaskPool(PoolView):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _locked(path)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot open for writing: {error}") from None
-        try:
-            rows = list(decoded(path))
-            super().__init__(row for _, row in rows)
-            self._file.truncate(rows[-1][0] if rows else 0)
-        except BaseException:
-            self._file.close()
-            raise
+        self._log = AppendLog(path, decode)
+        super().__init__(self._log.rows)
 
     def add_seeds(self, tasks: Iterable[Task]) -> int:
         """Add given tasks; those whose id is there already are passed over. Returns how many were new."""
@@ -290,7 +279,7 @@ class TaskPool(PoolView):
             self._append([ResumedRow(step=step)])
 
     def close(self) -> None:
-        self._file.close()
+        self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -312,15 +301,7 @@ class TaskPool(PoolView):
     def _append(self, rows: Sequence[PoolRow]) -> None:
         if not rows:
             return
-        size = self._file.seek(0, os.SEEK_END)
-        try:
-            left = memoryview(encoded(rows))
-            while left:
-                left = left[self._file.write(left) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self._file.truncate(size)
-            raise StoreError(f"{self.path}: cannot write: {error}; make room and run again") from None
+        self._log.append(encoded(rows))
         for row in rows:
             self._take(row)
 
@@ -336,22 +317,8 @@ def read_pool(path: Path) -> PoolView:
     Raises:
         DataError: there is none, or it is damaged.
     """
-    return PoolView(row for _, row in decoded(path))
+    return PoolView(read_log(path, decode))
 
 
 def _step(row: PoolRow) -> int:
     return row.step if isinstance(row, GeneratedRow | PlayedRow) else -1
-
-
-def _locked(path: Path) -> FileIO:
-    import fcntl  # writing needs a POSIX system; reading does not
-
-    file = path.open("ab", buffering=0)  # or what could not be written would be tried again on closing
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise StoreError(
-            f"{path}: another process is writing this pool; wait for it, or choose another run"
-        ) from None
-    return file

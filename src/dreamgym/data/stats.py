@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dreamgym.data.jsonl import OnRead
 from dreamgym.data.trajectories import read_trajectories, shards
+from dreamgym.files import OnRead
 from dreamgym.types import Trajectory
 
 

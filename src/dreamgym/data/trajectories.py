@@ -1,26 +1,32 @@
-"""Trajectories on disk: append-only shards that survive a crash, read back and checked row by row.
+"""Trajectories on disk: append-only shards that survive a crash, validated row by row when read.
 
-A directory of shards is the record of the real world. One writer at a time owns it; what `append` returned
-from is on disk; a tail torn by a crash was never acknowledged, and is set aside when the directory is opened
-again. Readers need no lock.
+A directory has one writer at a time. What `append` returned from is on disk. Readers need no lock.
 """
 
 from __future__ import annotations
 
-import contextlib
 import lzma
-import os
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from dreamgym.data.jsonl import MAX_LINE_BYTES, SUFFIXES, OnBad, OnRead, read_lines, tell
 from dreamgym.data.schema import SCHEMA_VERSION, check, decode_trajectory, encode_trajectory, parse_json
 from dreamgym.errors import DataError, StoreError
-from dreamgym.files import PARTIAL, atomic_write, lock_directory, sync, sync_directory
+from dreamgym.files import (
+    MAX_LINE_BYTES,
+    PARTIAL,
+    AppendLog,
+    OnBad,
+    OnRead,
+    atomic_write,
+    lock_directory,
+    read_lines,
+    report,
+    with_checksum,
+)
 from dreamgym.types import Trajectory
 
 __all__ = [
@@ -32,6 +38,9 @@ __all__ = [
     "read_trajectories",
     "shards",
 ]
+
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 
 def shards(path: Path) -> list[Path]:
@@ -71,22 +80,22 @@ def read_trajectories(
             try:
                 trajectory = decode_trajectory(line)
             except DataError as error:
-                tell(DataError(f"{shard}:{number}: {error}"), on_bad)
+                report(DataError(f"{shard}:{number}: {error}"), on_bad)
             else:
                 yield trajectory
 
 
 class TrajectoryWriter:
-    """Appends trajectories to the shards of one directory, durably.
+    """Appends trajectories durably to the shards of one directory.
 
-    Opening it takes the directory's lock, learns the ids of the rows that are there, and repairs the last
-    shard: what a crash left half-written is moved to ``<shard>.torn`` and counted in `torn_bytes`.
+    Opening locks the directory, reads the ids of all rows, and repairs the last shard: what an interrupted
+    write left moves to ``<shard>.torn`` and is counted in `torn_bytes`. Each row carries a checksum.
 
-    Appending an id that is there already does nothing (the first row wins), so work that is repeated after a
-    crash cannot be recorded twice.
+    Appending an id that is there already does nothing (the first row wins), so work repeated after a crash is
+    not recorded twice.
 
     Raises:
-        StoreError: another writer has the directory, or it cannot be written.
+        StoreError: another writer holds the directory, or it cannot be written.
         DataError: a row before the tail is damaged; nothing is repaired then.
     """
 
@@ -96,22 +105,21 @@ class TrajectoryWriter:
         self._directory = directory
         self._shard_rows = shard_rows
         self._ids: set[str] = set()
-        self._shard: IO[bytes] | None = None
-        self._size = 0
-        self._broken = False
+        self._shard: AppendLog[str] | None = None
+        self._number = self._rows = 0
         self.torn_bytes = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = lock_directory(directory)
         except OSError as error:
-            raise StoreError(f"{directory}: cannot open for writing: {error}") from None
+            raise StoreError(f"{directory}: cannot open for writing: {error.strerror or error}") from None
         try:
-            self._number, self._rows = self._learn()
+            self._open_last_shard()
         except OSError as error:
-            self._lock.close()
-            raise StoreError(f"{directory}: cannot open for writing: {error}") from None
+            self.close()
+            raise StoreError(f"{directory}: cannot open for writing: {error.strerror or error}") from None
         except BaseException:
-            self._lock.close()
+            self.close()
             raise
 
     @property
@@ -124,12 +132,12 @@ class TrajectoryWriter:
 
         Raises:
             DataError: one cannot be written as a row; none of the batch has been stored.
-            StoreError: the disk is full or broken; rows of this batch may be missing, none is half there.
+            StoreError: the disk is full or broken; rows of this batch may be missing, none is incomplete.
         """
         rows: dict[str, bytes] = {}
         for trajectory in trajectories:
             if trajectory.id not in self._ids and trajectory.id not in rows:
-                rows[trajectory.id] = _line(trajectory)
+                rows[trajectory.id] = _row(trajectory)
         pending = list(rows.items())
         while pending:
             room = self._shard_rows - self._rows
@@ -137,18 +145,21 @@ class TrajectoryWriter:
                 self._next_shard()
                 continue
             batch, pending = pending[:room], pending[room:]
-            self._write(b"".join(row for _, row in batch))
+            self._check_open()
+            if self._shard is None:
+                self._shard = self._open_shard()
+            self._shard.append(row for _, row in batch)
             self._ids.update(identity for identity, _ in batch)
             self._rows += len(batch)
         return len(rows)
 
     def add_shard(self, trajectories: Iterable[Trajectory]) -> int:
-        """Store all of a stream, or nothing of it; return how many were new.
+        """Store a whole stream or nothing of it; return how many were new.
 
-        They become one shard of their own, which appears when the last one is on disk. An error from the
-        stream itself passes through.
+        The rows become one shard of their own, which appears when the last one is on disk. An error of the
+        stream passes through.
         """
-        self._check_usable()
+        self._check_open()
         fresh: set[str] = set()
         if self._rows:
             self._next_shard()
@@ -156,7 +167,7 @@ class TrajectoryWriter:
             with path.open("wb") as shard:
                 for trajectory in trajectories:
                     if trajectory.id not in self._ids and trajectory.id not in fresh:
-                        shard.write(_line(trajectory))
+                        shard.write(with_checksum(_row(trajectory)) + b"\n")
                         fresh.add(trajectory.id)
             if not fresh:
                 path.unlink()
@@ -169,7 +180,6 @@ class TrajectoryWriter:
             self._shard.close()
             self._shard = None
         self._lock.close()
-        self._broken = True
 
     def __enter__(self) -> Self:
         return self
@@ -182,20 +192,22 @@ class TrajectoryWriter:
     def _path(self, number: int) -> Path:
         return self._directory / f"trajectories-{number:05d}.jsonl"
 
-    def _learn(self) -> tuple[int, int]:
-        """Fill `ids`; return the number of the shard to append to and how many rows it has."""
+    def _open_shard(self) -> AppendLog[str]:
+        return AppendLog(self._path(self._number), _row_id, lock=False)
+
+    def _open_last_shard(self) -> None:
         for left_over in self._directory.glob(f".*{PARTIAL}"):
             left_over.unlink()
         ours = sorted(self._directory.glob("trajectories-[0-9][0-9][0-9][0-9][0-9].jsonl"))
         last = ours[-1] if ours else None
         others = [path for path in self._directory.iterdir() if path.name.endswith(SUFFIXES) and path != last]
         for path in sorted(others):
-            self._ids.update(_row_id(line, path, number) for number, line in read_lines(path))
-        if last is None:
-            return 0, 0
-        ids, self.torn_bytes = _repair(last)
-        self._ids.update(ids)
-        return int(last.stem.rpartition("-")[2]), len(ids)
+            self._ids.update(_located_id(line, path, number) for number, line in read_lines(path))
+        if last is not None:
+            self._number = int(last.stem.rpartition("-")[2])
+            self._shard = self._open_shard()
+            self._rows, self.torn_bytes = len(self._shard.rows), self._shard.torn_bytes
+            self._ids.update(self._shard.rows)
 
     def _next_shard(self) -> None:
         if self._shard is not None:
@@ -204,39 +216,9 @@ class TrajectoryWriter:
         self._number += 1
         self._rows = 0
 
-    def _check_usable(self) -> None:
-        if self._broken:
-            raise StoreError(f"{self._directory}: this writer is closed or failed before; open a new one")
-
-    def _write(self, data: bytes) -> None:
-        self._check_usable()
-        path = self._path(self._number)
-        try:
-            if self._shard is None:
-                new = not path.exists()
-                self._shard = path.open("ab", buffering=0)
-                self._size = path.stat().st_size
-                if new:
-                    sync_directory(self._directory)
-            written = 0
-            while written < len(data):
-                written += self._shard.write(data[written:]) or 0
-            os.fsync(self._shard.fileno())
-            self._size += len(data)
-        except OSError as error:
-            # After a failed sync nobody knows what is on disk, so this writer writes no more; the next one
-            # reads what is there.
-            self._broken = True
-            self._take_back()
-            raise StoreError(
-                f"{path}: cannot append {len(data)} bytes: {error}; make room and run again"
-            ) from None
-
-    def _take_back(self) -> None:
-        """Cut what a failed write left; where even that fails, the next opening repairs it."""
-        with contextlib.suppress(OSError):
-            if self._shard is not None:
-                os.ftruncate(self._shard.fileno(), self._size)
+    def _check_open(self) -> None:
+        if self._lock.closed:
+            raise StoreError(f"{self._directory}: this writer is closed; open a new one")
 
 
 def pack(source: Path, target: Path, *, preset: int = 6) -> int:
@@ -258,67 +240,30 @@ def pack(source: Path, target: Path, *, preset: int = 6) -> int:
     return len(rows)
 
 
-def _line(trajectory: Trajectory) -> bytes:
-    line = encode_trajectory(trajectory).encode() + b"\n"
-    if len(line) > MAX_LINE_BYTES:
+def _row(trajectory: Trajectory) -> bytes:
+    row = encode_trajectory(trajectory).encode()
+    if len(row) > MAX_LINE_BYTES - 64:
         raise DataError(
             f"trajectory {trajectory.id!r}: expected a row of at most {MAX_LINE_BYTES} bytes, "
-            f"got {len(line)}; nobody could read it back"
+            f"got {len(row)}; it could not be read back"
         )
-    return line
+    return row
 
 
 class _Identity(BaseModel):
-    """The part of a row that a writer must know; the rest is checked when it is read."""
+    """The part of a row that a writer needs; the rest is checked when it is read."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     id: str
 
 
-def _row_id(line: bytes, path: Path, number: int) -> str:
+def _row_id(line: bytes) -> str:
+    return check(_Identity, parse_json(line)).id
+
+
+def _located_id(line: bytes, path: Path, number: int) -> str:
     try:
-        return check(_Identity, parse_json(line)).id
+        return _row_id(line)
     except DataError as error:
         raise DataError(f"{path}:{number}: {error}") from None
-
-
-def _repair(shard: Path) -> tuple[list[str], int]:
-    """The ids in a shard, and how many bytes of torn tail were moved from its end to ``<shard>.torn``.
-
-    Unreadable lines are a torn tail only if nothing readable follows them; else the shard is damaged and is
-    left as it is.
-    """
-    ids: list[str] = []
-    position = whole = 0
-    torn, unended = None, False
-    with shard.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            position += len(line)
-            if line.isspace():
-                continue
-            try:
-                identity = _row_id(line, shard, number)
-            except DataError as error:
-                torn = torn or error
-                continue
-            if torn is not None:
-                raise DataError(f"{torn}; whole rows follow, so no crash left this: mend or remove the line")
-            ids.append(identity)
-            whole, unended = position, not line.endswith(b"\n")
-    if torn is not None:
-        _set_aside(shard, whole)
-    elif unended:
-        with shard.open("ab") as file:
-            file.write(b"\n")
-            sync(file)
-    return ids, position - whole if torn else 0
-
-
-def _set_aside(shard: Path, start: int) -> None:
-    with shard.open("r+b") as file, shard.with_name(f"{shard.name}.torn").open("ab") as aside:
-        file.seek(start)
-        aside.write(file.read())
-        sync(aside)
-        file.truncate(start)
-        sync(file)

@@ -7,14 +7,14 @@ folder is opened again. The newest line of a trajectory counts.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dreamgym.errors import DataError, StoreError
+from dreamgym.errors import DataError
+from dreamgym.files import AppendLog, read_log
 from dreamgym.types import Annotation, Change, Note, Trajectory
 
 FILE = "annotations.jsonl"
@@ -52,7 +52,7 @@ class RecordedAnnotator:
         self._path = folder / FILE
         if not self._path.is_file():
             raise DataError(f"{self._path}: expected annotations, found nothing; annotate first")
-        rows, _ = _read(self._path)
+        rows = dict(read_log(self._path, _decode))
         self._annotations = {
             trajectory: row for (trajectory, annotator), row in rows.items() if annotator == name
         }
@@ -72,7 +72,7 @@ class RecordedAnnotator:
 def recorded_annotators(folder: Path) -> list[str]:
     """Whose annotations a folder holds, by name."""
     path = folder / FILE
-    return sorted({annotator for _, annotator in _read(path)[0]}) if path.is_file() else []
+    return sorted({annotator for (_, annotator), _ in read_log(path, _decode)}) if path.is_file() else []
 
 
 class AnnotationStore:
@@ -84,32 +84,15 @@ class AnnotationStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = _locked(self._path)
-        except OSError as error:
-            raise StoreError(f"{self._path}: cannot open for writing: {error}") from None
-        try:
-            self._rows, whole = _read(self._path)
-        except BaseException:
-            self._file.close()
-            raise
-        self._file.truncate(whole)
+        self._log = AppendLog(folder / FILE, _decode)
+        self._rows = dict(self._log.rows)
 
     def holds(self, trajectory: Trajectory, annotator: str) -> bool:
         """Whether there is an annotation of it by this annotator that has a note for each of its steps."""
         return _fits(self._rows.get((trajectory.id, annotator)), trajectory)
 
     def append(self, trajectory_id: str, annotator: str, annotation: Annotation) -> None:
-        size = self._file.seek(0, os.SEEK_END)
-        try:
-            self._file.write(_line(trajectory_id, annotator, annotation))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self._file.truncate(size)
-            raise StoreError(f"{self._path}: cannot write: {error}; make room and run again") from None
+        self._log.append([_row(trajectory_id, annotator, annotation)])
         self._rows[trajectory_id, annotator] = annotation
 
     def __enter__(self) -> Self:
@@ -118,42 +101,17 @@ class AnnotationStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._log.close()
 
 
-def _locked(path: Path) -> IO[bytes]:
-    import fcntl  # writing needs a POSIX system; reading does not
-
-    file = path.open("ab")
+def _decode(line: bytes) -> tuple[tuple[str, str], Annotation]:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise StoreError(
-            f"{path}: another process is writing here; wait for it, or choose another folder"
-        ) from None
-    return file
-
-
-def _read(path: Path) -> tuple[dict[tuple[str, str], Annotation], int]:
-    """The newest row of each trajectory and annotator, and how many bytes are whole lines."""
-    rows: dict[tuple[str, str], Annotation] = {}
-    whole = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-            try:
-                row = _Row.model_validate_json(line)
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                where = ".".join(map(str, first["loc"])) or "row"
-                raise DataError(
-                    f"{path}:{number}: expected an annotation: {where}: {first['msg']}, got {line[:80]!r}"
-                ) from None
-            rows[row.trajectory, row.annotator] = _decoded(row)
-    return rows, whole
+        row = _Row.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "row"
+        raise DataError(f"expected an annotation: {where}: {first['msg']}, got {line[:80]!r}") from None
+    return (row.trajectory, row.annotator), _decoded(row)
 
 
 def _decoded(row: _Row) -> Annotation:
@@ -171,7 +129,7 @@ def _decoded(row: _Row) -> Annotation:
     )
 
 
-def _line(trajectory_id: str, annotator: str, annotation: Annotation) -> bytes:
+def _row(trajectory_id: str, annotator: str, annotation: Annotation) -> bytes:
     row = {
         "schema_version": 1,
         "trajectory": trajectory_id,
@@ -184,7 +142,7 @@ def _line(trajectory_id: str, annotator: str, annotation: Annotation) -> bytes:
             for note in annotation.notes
         ],
     }
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(row, ensure_ascii=False).encode()
 
 
 def _fits(annotation: Annotation | None, trajectory: Trajectory) -> bool:

@@ -10,7 +10,6 @@ weights as one that never stopped.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,9 +20,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from dreamgym.errors import ConfigError, StoreError
+from dreamgym.errors import ConfigError
 from dreamgym.experience.dataset import Example
 from dreamgym.experience.logits import ChosenLogits
+from dreamgym.files import atomic_write
 from dreamgym.gradients import accumulate
 from dreamgym.muon import Muon
 
@@ -259,25 +259,17 @@ class Finetuning:
     def _save(self) -> None:
         """Whole or not at all: a new file takes the old one's name only when it is on disk."""
         path = self._folder / _CHECKPOINT
-        temporary = path.with_suffix(".tmp")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                torch.save(
-                    {
-                        "settings": asdict(self._settings),
-                        "progress": asdict(self.progress),
-                        "model": {name: p.detach() for name, p in self._taught.items()},
-                        "untaught": self._untaught(),
-                        "optimisers": [optimiser.state_dict() for optimiser, _ in self._optimisers],
-                    },
-                    file,
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot write the checkpoint: {error}") from None
+        with atomic_write(path) as partial:
+            torch.save(
+                {
+                    "settings": asdict(self._settings),
+                    "progress": asdict(self.progress),
+                    "model": {name: p.detach() for name, p in self._taught.items()},
+                    "untaught": self._untaught(),
+                    "optimisers": [optimiser.state_dict() for optimiser, _ in self._optimisers],
+                },
+                partial,
+            )
 
     def resume(self) -> None:
         """Take up the checkpoint, if there is one.

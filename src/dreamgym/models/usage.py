@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 from dreamgym.config import BudgetConfig, EndpointConfig
 from dreamgym.errors import BudgetSpentError, StoreError
+from dreamgym.files import write_text
 
 FILE = "spending.json"
 _stage: ContextVar[str] = ContextVar("stage", default="")
@@ -233,13 +233,7 @@ class Spending:
         if self.file is None or not self.rows:
             return
         self._written = time.monotonic()
-        partial = self.file.with_name(f"{self.file.name}.part")
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-            os.replace(partial, self.file)  # noqa: PTH105
-        except OSError as error:
-            raise StoreError(f"{self.file}: cannot write what was spent: {error}") from None
+        write_text(self.file, json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 _UNLIMITED = BudgetConfig()

@@ -22,11 +22,12 @@ from dreamgym.evaluation.fidelity import (
     measure_fidelity,
 )
 from dreamgym.experience.rewards import SheetCheck
+from dreamgym.files import write_text
 from dreamgym.quickstart.plan import DREAMGYM, SFT, Plan
 from dreamgym.training.annotators import choose_annotator
 from dreamgym.training.metrics import read_metrics
 from dreamgym.training.policy import opened_policy
-from dreamgym.training.run_dir import CONFIG, METRICS, SUMMARY, read_config, write_text
+from dreamgym.training.run_dir import CONFIG, METRICS, SUMMARY, read_config
 from dreamgym.types import Trajectory
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dreamgym.data.jsonl import SUFFIXES, read_lines
-from dreamgym.data.trajectories import read_trajectories
+from dreamgym.data.trajectories import SUFFIXES, read_trajectories
+from dreamgym.files import read_lines
 from dreamgym.report.safe_reading import Problems, Row, number, read_rows, visible
 from dreamgym.types import Trajectory, Transition
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from dreamgym.data.jsonl import read_lines
 from dreamgym.errors import DataError
+from dreamgym.files import read_lines
 
 Row = dict[str, Any]
 

@@ -8,7 +8,6 @@ come from. `load_experience_model` and `own_memory` need nothing else.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, 
 from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import OPENINGS, PromptSettings
-from dreamgym.files import lock_directory
+from dreamgym.files import atomic_directory, lock_directory, write_text
 from dreamgym.protocols import Annotator, Embedder, Grader, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
@@ -255,11 +254,8 @@ async def _examples(
 
 def _keep(model: Any, tokenizer: Any, folder: Path, progress: Progress) -> None:
     """The finished model takes its place whole: written beside it first, then renamed."""
-    fresh = folder / "model.new"
-    shutil.rmtree(fresh, ignore_errors=True)
-    model.save_pretrained(fresh)
-    tokenizer.save_pretrained(fresh)
-    shutil.rmtree(folder / "model", ignore_errors=True)
-    fresh.rename(folder / "model")
+    with atomic_directory(folder / "model") as fresh:
+        model.save_pretrained(fresh)
+        tokenizer.save_pretrained(fresh)
     curve = [{"step": s, "loss": loss, "agreement": a} for s, loss, a in progress.curve]
-    (folder / "curve.json").write_text(json.dumps(curve, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "curve.json", json.dumps(curve, indent=2) + "\n")

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dreamgym.errors import DataError, StoreError
+from dreamgym.errors import DataError
+from dreamgym.files import AppendLog
 from dreamgym.rollout_groups import GroupReport
 from dreamgym.types import RolloutGroup, Trajectory
 
@@ -21,29 +22,16 @@ UNREADABLE = "unreadable"
 
 
 class MetricsLog:
-    """Appends rows to a file; each is with the operating system when `append` returns."""
+    """Appends rows to a file; a row survives a crash of the process when `append` returns."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-            self._file = path.open("a", encoding="utf-8")
-            if torn:  # a crash in the middle of a line: readers pass over it
-                self._file.write("\n")
-        except OSError as error:
-            raise StoreError(f"{path}: cannot open for writing: {error}") from None
+        self._log = AppendLog(path, bytes, fsync=False, lock=False, checksum=False)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        try:
-            self._file.write(json.dumps(row, default=str) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise StoreError(
-                f"{self._path}: cannot write: {error}; make room and run the same command again"
-            ) from None
+        self._log.append([json.dumps(row, default=str).encode()])
 
     def close(self) -> None:
-        self._file.close()
+        self._log.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,6 @@ if there are any, the pretrained weights that its settings name.
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from dreamgym.agents import Agent, examples, tokenised, tokens_after
 from dreamgym.config import AgentConfig, Config, ExperienceConfig
 from dreamgym.errors import ConfigError, StoreError
+from dreamgym.files import atomic_directory
 from dreamgym.protocols import Environment
 from dreamgym.rollout_groups import PolicyFactory
 from dreamgym.training.model_setup import PREFIX, load_model, quiet_transformers
@@ -213,15 +213,12 @@ def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path
 
 
 def _save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
-    fresh = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        model.save_pretrained(fresh)
-        tokenizer.save_pretrained(fresh)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
-    except Exception as error:  # a full disk has as many names as there are libraries that write
-        raise StoreError(f"{folder}: cannot write: {error}; make room and run again") from None
+    with atomic_directory(folder) as fresh:
+        try:
+            model.save_pretrained(fresh)
+            tokenizer.save_pretrained(fresh)
+        except Exception as error:  # libraries report a full disk with exceptions of their own
+            raise StoreError(f"{folder}: cannot write: {error}; free some space and run again") from None
 
 
 def _longest(trajectory: Trajectory) -> int:

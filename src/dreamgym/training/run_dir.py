@@ -22,7 +22,7 @@ from typing import IO, Any, Self
 
 from dreamgym.config import Config, config_json, validate
 from dreamgym.errors import ConfigError, DataError, StoreError
-from dreamgym.files import atomic_write, lock_directory
+from dreamgym.files import atomic_write, lock_directory, write_text
 
 CONFIG, CHECKPOINT, WARM_START, METRICS = "config.json", "checkpoint.pt", "warm_start.pt", "metrics.jsonl"
 POLICIES, TRAJECTORIES, BUFFER = "policies", "trajectories", "replay.sqlite"
@@ -187,11 +187,6 @@ def check_goes_on(path: Path, begun: Config, asked: Config) -> None:
                 f"{path} was begun with {name}={theirs.get(name)!r}, now {mine.get(name)!r} is asked for; "
                 "choose another --out, or the same settings to go on"
             )
-
-
-def write_text(path: Path, text: str) -> None:
-    with atomic_write(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

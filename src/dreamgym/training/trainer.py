@@ -20,6 +20,7 @@ from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
 from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import Evaluation, EvaluationSettings, evaluate
+from dreamgym.files import atomic_directory, write_text
 from dreamgym.models.registry import LanguageModels, check_named, names_language_model
 from dreamgym.models.usage import Spending, stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
@@ -45,7 +46,6 @@ from dreamgym.training.run_dir import (
     RunDir,
     named_policy,
     read_config,
-    write_text,
 )
 from dreamgym.training.run_recorder import RunRecorder
 from dreamgym.training.uniform_tasks import UniformTasks
@@ -317,8 +317,8 @@ class _Run:
                 f"these; take them from {run / 'config.json'}"
             )
         if not config.agent.model.startswith(PREFIX) and not (folder.path / BASE).exists():
-            shutil.copytree(run / BASE, folder.path / f"{BASE}.new", dirs_exist_ok=True)
-            (folder.path / f"{BASE}.new").rename(folder.path / BASE)
+            with atomic_directory(folder.path / BASE) as copy:
+                shutil.copytree(run / BASE, copy, dirs_exist_ok=True)
         policy = make_policy(config, self._offline, folder.path)
         theirs = RunDir(run)
         policy.restore(theirs.policy_weights(theirs.chosen() if step is None else step))

@@ -14,10 +14,9 @@ from dreamgym.config import nearest_name
 from dreamgym.data.ingest import atif, messages, otel, parquet
 from dreamgym.data.ingest.dialogue import Defaults
 from dreamgym.data.ingest.json_reader import Record, read_records
-from dreamgym.data.jsonl import OnBad, OnRead, compressed, tell
 from dreamgym.data.schema import shorten
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.files import atomic_write
+from dreamgym.files import OnBad, OnRead, atomic_write, compressed, report
 from dreamgym.types import Trajectory
 
 __all__ = ["FORMATS", "Defaults", "Format", "detect", "export", "find_format", "read_foreign"]
@@ -45,7 +44,7 @@ def _one_by_one(convert: Callable[[Record, Defaults], Trajectory]) -> Callable[.
             try:
                 trajectory = convert(record, defaults)
             except DataError as error:
-                tell(record.refuse(error), on_bad)
+                report(record.refuse(error), on_bad)
             else:
                 yield record.where, trajectory
 

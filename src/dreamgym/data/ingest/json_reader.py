@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from dreamgym.data.jsonl import OnBad, OnRead, decompressed, read_lines, tell
 from dreamgym.data.schema import dump_json, parse_json
 from dreamgym.errors import DataError
+from dreamgym.files import OnBad, OnRead, decompressed, read_lines, report
 
 MAX_DOCUMENT_BYTES = 256 * 2**20
 DOCUMENT_SUFFIXES = (".json", ".json.gz", ".json.xz")
@@ -63,7 +63,7 @@ def read_records(
         try:
             value = parse_json(line)
         except DataError as error:
-            tell(DataError(f"{where}: {error}"), on_bad)
+            report(DataError(f"{where}: {error}"), on_bad)
         else:
             yield Record(where=where, value=value)
 
@@ -88,7 +88,7 @@ def _document(path: Path, on_bad: OnBad | None, on_read: OnRead | None) -> Itera
             raise DataError(f"expected at most {MAX_DOCUMENT_BYTES} bytes in one document, got more")
         value = parse_json(content)
     except (DataError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        tell(DataError(f"{path}:1: {error}"), on_bad)
+        report(DataError(f"{path}:1: {error}"), on_bad)
         return
     if on_read is not None:
         on_read(path.stat().st_size)

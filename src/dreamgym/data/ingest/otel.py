@@ -24,9 +24,9 @@ from dreamgym.data.ingest.dialogue import (
 )
 from dreamgym.data.ingest.json_reader import Foreign, Record
 from dreamgym.data.ingest.messages import ROLES, parse_message
-from dreamgym.data.jsonl import OnBad, tell
 from dreamgym.data.schema import check, parse_json, shorten
 from dreamgym.errors import DataError
+from dreamgym.files import OnBad, report
 from dreamgym.types import Trajectory
 
 MODEL_CALLS = {"chat", "generate_content", "text_completion", None}
@@ -90,19 +90,19 @@ def from_records(
         try:
             spans += _spans(record)
         except DataError as error:
-            tell(record.refuse(error), on_bad)
+            report(record.refuse(error), on_bad)
     made = 0
     for conversation in _conversations(spans):
         where = conversation.spans[0].where
         try:
             trajectory = _trajectory(conversation, defaults)
         except DataError as error:
-            tell(DataError(f"{where}: {error}"), on_bad)
+            report(DataError(f"{where}: {error}"), on_bad)
         else:
             made += 1
             yield where, trajectory
     if spans and not made:
-        tell(
+        report(
             DataError(
                 f"{spans[0].where}: expected spans with gen_ai.input.messages and gen_ai.output.messages "
                 f"(is the capture of content switched on?), got {len(spans)} without"

@@ -11,10 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dreamgym.data.jsonl import OnBad, OnRead, tell
 from dreamgym.data.schema import SCHEMA_VERSION, dump_json, parse_json, row_of, shorten, trajectory_from_row
 from dreamgym.errors import DataError, MissingExtraError
-from dreamgym.files import atomic_write
+from dreamgym.files import OnBad, OnRead, atomic_write, report
 from dreamgym.types import Trajectory
 
 ROW_GROUP = 5000
@@ -116,7 +115,7 @@ def read(
                 try:
                     trajectory = _trajectory([row for _, row in numbered])
                 except DataError as error:
-                    tell(DataError(f"{where}: {error}"), on_bad)
+                    report(DataError(f"{where}: {error}"), on_bad)
                 else:
                     yield where, trajectory
     except (pa.ArrowException, OSError) as error:

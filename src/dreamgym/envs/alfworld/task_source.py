@@ -20,6 +20,7 @@ from dreamgym.config import nearest_name
 from dreamgym.envs.alfworld.episode_process import instruction_of
 from dreamgym.envs.alfworld.generate import SPLITS, GeneratedGame, generate_game
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
+from dreamgym.files import write_text
 from dreamgym.types import FailureKind, Task
 
 NAME = "alfworld"
@@ -150,7 +151,7 @@ class GeneratedGames:
             walkthrough = await prove(self.game_file(task), game.parameters())
             if walkthrough is not None:
                 proof = {"attempt": attempt, "horizon": self.horizon, "walkthrough": walkthrough}
-                _write(record, json.dumps(proof))
+                write_text(record, json.dumps(proof))
                 return task
             self.game_file(task).unlink()
             attempt += 1
@@ -171,7 +172,7 @@ class GeneratedGames:
         path = self.folder / split / str(seed) / f"{index:06d}-{attempt}.game.json"
         if not path.is_file():
             game = generate_game(split, seed, index, attempt)
-            _write(path, json.dumps({"pddl_problem": game.problem, "instruction": game.instruction}))
+            write_text(path, json.dumps({"pddl_problem": game.problem, "instruction": game.instruction}))
         return path
 
     def warm_games(self) -> list[Path]:
@@ -226,10 +227,3 @@ def _read_attempt(record: Path, horizon: int) -> int | None:
         return int(proof["attempt"]) if len(proof["walkthrough"]) <= horizon == proof["horizon"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
