@@ -30,7 +30,7 @@ from zlib import crc32
 
 import torch
 
-from dreamgym.agents import Agent, examples
+from dreamgym.agents import LanguageModelPolicy, prompt_reply_pairs
 from dreamgym.config import AgentConfig
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
@@ -121,7 +121,7 @@ def world(shape: Shape) -> GradedFactory:
 def corpus() -> Any:
     """A tokenizer of the usual size, from shipped trajectories."""
     recorded = islice(read_trajectories(builtin_dataset()), 40)
-    lasts = ([*examples(each, AGENT)][-1] for each in recorded)
+    lasts = ([*prompt_reply_pairs(each, AGENT)][-1] for each in recorded)
     return make_tokenizer((asked + answer for asked, answer in lasts), vocab_size=2048)
 
 
@@ -130,7 +130,7 @@ async def rolled_out(
 ) -> GroupReport:
     return await run_groups(
         factory,
-        lambda environment, name, seed: Agent(served, settings=AGENT, conversation=name, seed=seed),
+        lambda environment, name, seed: LanguageModelPolicy(served, AGENT, conversation=name, seed=seed),
         tasks,
         name=f"step-{step}",
         seed=step,

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
-from dreamgym.agents import prompt
+from dreamgym.agents import render_prompt
 from dreamgym.types import Completion, State, Task, Transition
 from training import AGENT, LEARNING, WARM_UP, Costs, Shape, world
 
@@ -160,7 +160,7 @@ class Episode:
         self._state = await self._environment.start()
 
     def prompt(self) -> str:
-        return prompt(self._environment.task, self._history, self._state, settings=AGENT)
+        return render_prompt(self._environment.task, self._history, self._state, AGENT)
 
     async def take(self, before: list[int], reply: list[int], text: str) -> None:
         """Act by this reply to these tokens."""

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dreamgym.agents import Agent, examples, one_line, prompt, read, tokenised, tokens_after, window
-from dreamgym.config import AgentConfig
+from dreamgym.agents import (
+    LanguageModelPolicy,
+    history_start,
+    next_prompt_tokens,
+    one_line,
+    parse_reply,
+    prompt_reply_pairs,
+    render_prompt,
+    tokenize,
+)
+from dreamgym.config import AgentConfig, validate
 from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.local.tokenization import TextCodec
@@ -20,7 +29,7 @@ from dreamgym.types import Completion, Outcome, State, Task, Trajectory, Transit
 from tests.rl.echo_environment import TOKENIZER, student
 
 TASK = Task(id="t", instruction="Leave the\ncorridor.", environment="corridor")
-PLAIN = AgentConfig()
+PLAIN = AgentConfig(history=0)
 
 
 def turn(state: str, action: str, thought: str | None = None) -> Transition:
@@ -36,7 +45,7 @@ def turn(state: str, action: str, thought: str | None = None) -> Transition:
 async def walk(model: LocalLanguageModel | ScriptedLanguageModel, settings: AgentConfig) -> Trajectory:
     factory = CorridorFactory(length=3, horizon=6)
     (task,) = await factory.tasks("train", 1)
-    agent: Policy = Agent(model, settings=settings, conversation="walk", seed=3)
+    agent: Policy = LanguageModelPolicy(model, settings, conversation="walk", seed=3)
     played = await run_episode(
         lambda: factory.make(task), lambda _: agent, trajectory_id="walk", task=task, seed=0
     )
@@ -46,7 +55,7 @@ async def walk(model: LocalLanguageModel | ScriptedLanguageModel, settings: Agen
 
 def test_the_prompt_tells_task_history_and_state_and_ends_where_the_action_begins() -> None:
     past = [turn("Door 1.", "go east")]
-    assert prompt(TASK, past, State(text="Door 2.\nIt is dark."), settings=PLAIN) == (
+    assert render_prompt(TASK, past, State(text="Door 2.\nIt is dark."), PLAIN) == (
         "task: Leave the corridor.\nstate: Door 1.\naction: go east\nstate: Door 2. It is dark.\naction:"
     )
 
@@ -55,7 +64,7 @@ def test_admissible_actions_stand_where_the_settings_say() -> None:
     past = [turn("Door 1.", "go")]
     state = State(text="Door 2.", admissible_actions=("go", "stay"))
     told = {
-        where: prompt(TASK, past, state, settings=AgentConfig(show_actions=where)).count("actions: go; stay")
+        where: render_prompt(TASK, past, state, AgentConfig(show_actions=where)).count("actions: go; stay")
         for where in ("never", "now", "always")
     }
     assert told == {"never": 0, "now": 1, "always": 2}
@@ -64,23 +73,23 @@ def test_admissible_actions_stand_where_the_settings_say() -> None:
 def test_a_thought_comes_before_the_action_in_prompts_and_replies() -> None:
     settings = AgentConfig(thought=True)
     past = [turn("Door 1.", "go east", "It is locked.")]
-    asked = prompt(TASK, past, State(text="Door 2."), settings=settings)
+    asked = render_prompt(TASK, past, State(text="Door 2."), settings)
     assert "\nthought: It is locked. action: go east\n" in asked
     assert asked.endswith("\nthought:")
-    decision = read(Completion(text=" Try it. action: open door"), thought=True)
+    decision = parse_reply(Completion(text=" Try it. action: open door"), thought=True)
     assert (decision.thought, decision.action) == ("Try it.", "open door")
 
 
 def test_a_state_cannot_speak_for_the_agent() -> None:
-    asked = prompt(TASK, [], State(text="Door 1.\naction: give up\r\nstate: over"), settings=PLAIN)
+    asked = render_prompt(TASK, [], State(text="Door 1.\naction: give up\r\nstate: over"), PLAIN)
     assert [line.split(":")[0] for line in asked.split("\n")] == ["task", "state", "action"]
 
 
 @given(st.lists(st.text(max_size=20), max_size=8), st.integers(1, 4))
 def test_whatever_is_said_the_prompt_has_one_line_for_each_part(texts: list[str], most: int) -> None:
     past = [turn(text, text) for text in texts]
-    asked = prompt(TASK, past, State(text="now"), settings=AgentConfig(history=most))
-    shown = len(past) - window(len(past), most)
+    asked = render_prompt(TASK, past, State(text="now"), AgentConfig(history=most))
+    shown = len(past) - history_start(len(past), most)
     assert shown <= most
     left_out = 2 if shown < len(past) else 0
     assert asked.count("\n") == 1 + 1 + left_out + 2 * shown
@@ -89,14 +98,14 @@ def test_whatever_is_said_the_prompt_has_one_line_for_each_part(texts: list[str]
 
 def test_a_long_history_is_cut_but_the_first_state_stays() -> None:
     past = [turn(f"Door {number}.", "go") for number in range(9)]
-    asked = prompt(TASK, past, State(text="Door 9."), settings=AgentConfig(history=4))
+    asked = render_prompt(TASK, past, State(text="Door 9."), AgentConfig(history=4))
     assert asked.startswith("task: Leave the corridor.\nstate: Door 0.\n...\nstate: Door 6.\n")
 
 
 @given(st.text(max_size=60))
 def test_any_reply_is_some_action(text: str) -> None:
     for thought in (False, True):
-        assert "\n" not in read(Completion(text=text), thought=thought).action
+        assert "\n" not in parse_reply(Completion(text=text), thought=thought).action
 
 
 async def test_a_reply_that_makes_no_sense_goes_to_the_environment_which_says_no() -> None:
@@ -154,14 +163,14 @@ async def test_a_recorded_episode_gets_the_tokens_that_the_agent_would_have_read
     )
     codec, end = TextCodec(TOKENIZER), TOKENIZER.eos_token_id
     for ours, theirs in zip(
-        tokenised(recorded, settings, codec, end).transitions, played.transitions, strict=True
+        tokenize(recorded, settings, codec, end).transitions, played.transitions, strict=True
     ):
         assert ours.completion is not None
         assert theirs.completion is not None
         assert ours.completion.prompt_token_ids == theirs.completion.prompt_token_ids
         assert ours.completion.token_ids == (*theirs.completion.token_ids, end)
-    assert tokens_after(played, settings, codec) == tokens_after(
-        tokenised(recorded, settings, codec, end), settings, codec
+    assert next_prompt_tokens(played, settings, codec) == next_prompt_tokens(
+        tokenize(recorded, settings, codec, end), settings, codec
     )
 
 
@@ -173,11 +182,12 @@ def test_examples_pair_what_is_asked_with_what_was_done() -> None:
         transitions=(turn("Door 1.", "go east"), turn("Door 2.", "open door")),
         provenance=None,  # type: ignore[arg-type]
     )
-    made = list(examples(played, PLAIN))
+    made = list(prompt_reply_pairs(played, PLAIN))
     assert [reply for _, reply in made] == [" go east", " open door"]
     assert made[1][0].startswith(made[0][0] + made[0][1] + "\n")
 
 
-def test_a_thought_and_enforced_actions_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="got both"):
-        AgentConfig(thought=True, enforce_actions=True)
+@pytest.mark.parametrize("wrong", [{"thought": True, "enforce_actions": True}, {"history": -1}])
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"agent|history"):
+        validate(AgentConfig, wrong)

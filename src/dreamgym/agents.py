@@ -1,6 +1,6 @@
-"""The agent: a language model that reads an episode so far and writes its next action.
+"""Language-model policies: how an episode is rendered as a prompt, and how a reply becomes an action.
 
-One form serves rollouts, supervised examples and tests. An episode is a growing text, one line each:
+The same text serves rollouts, supervised examples and tests. An episode is one growing text:
 
     task: put a mug in the safe.
     state: You are in the middle of a room. You see a desk 1, a safe 1.
@@ -8,8 +8,8 @@ One form serves rollouts, supervised examples and tests. An episode is a growing
     state: On the desk 1, you see a mug 1.
     action:
 
-What the agent writes ends the last line. So each turn's prompt begins with the whole turn before it: a local
-model reads only what is new, and a learner computes an episode once and not once per turn.
+The model completes the last line. Each prompt starts with the previous prompt and reply, so a local model
+reuses its KV cache and a learner packs an episode into one sequence.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Protocol
 
 from dreamgym.config import AgentConfig
 from dreamgym.protocols import LanguageModel
+from dreamgym.seeding import derive_seed
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -32,69 +33,71 @@ from dreamgym.types import (
     history,
 )
 
-LONGEST_ACTION = 500
-"""Characters of an action; a model that does not stop must not fill the world's memory."""
+MAX_ACTION_LENGTH = 500
+"""Characters of an action; longer ones are cut, so that a model that does not stop cannot fill the memory."""
 _THOUGHT = re.compile(r"\A(?P<thought>.*?)\baction:(?P<action>.*)\Z")
 
 
-class Agent:
-    """The policy of one episode."""
+class LanguageModelPolicy:
+    """The policy of one episode: a language model that completes the text above. Implements `Policy`."""
 
     def __init__(
         self,
         model: LanguageModel,
+        config: AgentConfig,
         *,
-        settings: AgentConfig,
         conversation: str | None = None,
         seed: int = 0,
         name: str = "agent",
     ) -> None:
-        """`conversation` names the episode to the model, which may then keep what it has read of it."""
+        """
+        Args:
+            conversation: key of the episode's KV cache in a local model.
+        """
         self.name = name
         self._model = model
-        self._settings = settings
+        self._config = config
         self._conversation = conversation
         self._seed = seed
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
-        settings = self._settings
+        config = self._config
         choices = tuple(f" {one_line(action)}" for action in state.admissible_actions or ())
         completion = await self._model.complete(
             CompletionRequest(
-                prompt=prompt(task, history, state, settings=settings),
+                prompt=render_prompt(task, history, state, config),
                 conversation=self._conversation,
-                max_tokens=settings.max_tokens,
-                temperature=settings.temperature,
+                max_tokens=config.max_tokens,
+                temperature=config.temperature,
                 stop=("\n",),
-                choices=choices if settings.enforce_actions and choices else None,
-                seed=self._seed + 1_000_003 * len(history),
+                choices=choices if config.enforce_actions and choices else None,
+                seed=derive_seed(self._seed, len(history)),
             )
         )
-        return read(completion, thought=settings.thought)
+        return parse_reply(completion, thought=config.thought)
 
 
-def prompt(task: Task, history: Sequence[Transition], state: State, *, settings: AgentConfig) -> str:
-    """What the agent is asked."""
-    lead = "thought:" if settings.thought else "action:"
+def render_prompt(task: Task, history: Sequence[Transition], state: State, config: AgentConfig) -> str:
+    lead = "thought:" if config.thought else "action:"
     lines = [f"task: {one_line(task.instruction)}"]
-    first = window(len(history), settings.history)
+    first = history_start(len(history), config.history)
     if first:
-        lines += _state_lines(history[0].state, settings, now=False)
+        lines += _state_lines(history[0].state, config, current=False)
         lines.append("...")
     for past in history[first:]:
-        lines += _state_lines(past.state, settings, now=False)
-        lines.append(lead + reply(past, thought=settings.thought))
-    lines += _state_lines(state, settings, now=True)
+        lines += _state_lines(past.state, config, current=False)
+        lines.append(lead + render_reply(past, thought=config.thought))
+    lines += _state_lines(state, config, current=True)
     return "\n".join([*lines, lead])
 
 
-def reply(transition: Transition, *, thought: bool = False) -> str:
-    """What the agent wrote in this turn or, where that is not known, would have written.
+def render_reply(transition: Transition, *, thought: bool = False) -> str:
+    """The reply of this turn: as sampled where that is known, else rendered from the action.
 
     >>> from dreamgym.types import Outcome
     >>> outcome = Outcome(next_state=State(text=""), reward=0.0, terminated=False)
     >>> turn = Transition(state=State(text=""), action="look", outcome=outcome, thought="I am lost.")
-    >>> reply(turn), reply(turn, thought=True)
+    >>> render_reply(turn), render_reply(turn, thought=True)
     (' look', ' I am lost. action: look')
     """
     if transition.completion is not None:
@@ -103,106 +106,107 @@ def reply(transition: Transition, *, thought: bool = False) -> str:
     return f" {one_line(transition.thought or '')} action:{action}" if thought else action
 
 
-def read(completion: Completion, *, thought: bool = False) -> Decision:
-    """The decision in a reply. One without an action is passed on as it is: the environment says no to it,
-    and that is what the policy learns from.
+def parse_reply(completion: Completion, *, thought: bool = False) -> Decision:
+    """The decision in a reply. A reply without an action is passed on unchanged: the environment refuses it,
+    and the policy learns from that.
 
-    >>> read(Completion(text=" It must be here. action: open safe 1"), thought=True).action
+    >>> parse_reply(Completion(text=" It must be here. action: open safe 1"), thought=True).action
     'open safe 1'
-    >>> read(Completion(text=" It must be here."), thought=True).action
+    >>> parse_reply(Completion(text=" It must be here."), thought=True).action
     'It must be here.'
     """
     line = completion.text.split("\n", 1)[0].strip()
     found = _THOUGHT.match(line) if thought else None
     if found is None:
-        return Decision(action=line[:LONGEST_ACTION], completion=completion)
-    action = found["action"].strip()[:LONGEST_ACTION]
+        return Decision(action=line[:MAX_ACTION_LENGTH], completion=completion)
+    action = found["action"].strip()[:MAX_ACTION_LENGTH]
     return Decision(action=action, thought=found["thought"].strip(), completion=completion)
 
 
-def window(length: int, most: int) -> int:
-    """Index of the first transition in the prompt; `most` = 0 for no limit.
+def history_start(length: int, limit: int) -> int:
+    """Index of the first transition in the prompt. It advances by half a window at a time, so that most
+    prompts extend the previous one.
 
-    It moves by half a window at a time, so that between moves each prompt extends the one before.
+    >>> [history_start(length, 4) for length in range(9)], history_start(9, 0)
+    ([0, 0, 0, 0, 0, 2, 2, 4, 4], 0)
 
-    >>> [window(length, 4) for length in range(9)]
-    [0, 0, 0, 0, 0, 2, 2, 4, 4]
+    Args:
+        limit: the most transitions in a prompt; 0 for all.
     """
-    if not most or length <= most:
+    if not limit or length <= limit:
         return 0
-    step = max(1, most // 2)
-    return -(-(length - most) // step) * step
+    step = max(1, limit // 2)
+    return -(-(length - limit) // step) * step
 
 
 def one_line(text: str) -> str:
-    """Line breaks become spaces: whatever an environment says, it cannot speak for the agent."""
+    """Line breaks become spaces, so that an environment's text cannot contain a line of the agent."""
     return " ".join(text.split("\n")).replace("\r", " ").strip()
 
 
-def _state_lines(state: State, settings: AgentConfig, *, now: bool) -> Iterator[str]:
-    yield f"state: {one_line(state.text)[: settings.text_limit]}"
-    shown = settings.show_actions == "always" or (settings.show_actions == "now" and now)
+def _state_lines(state: State, config: AgentConfig, *, current: bool) -> Iterator[str]:
+    yield f"state: {one_line(state.text)[: config.text_limit]}"
+    shown = config.show_actions == "always" or (config.show_actions == "now" and current)
     if shown and state.admissible_actions is not None:
         yield f"actions: {'; '.join(one_line(action) for action in state.admissible_actions)}"
 
 
 class Codec(Protocol):
-    """Between text and tokens, as the model's own engine does it (`models.text.TextCodec`)."""
+    """Text to tokens, as the model's own engine does it (`models.local.tokenization.TextCodec`)."""
 
     def start(self, text: str) -> list[int]: ...
 
     def more(self, text: str) -> list[int]: ...
 
 
-def examples(trajectory: Trajectory, settings: AgentConfig) -> Iterator[tuple[str, str]]:
-    """(prompt, reply) of every turn, as this agent would have been asked and should have answered."""
+def prompt_reply_pairs(trajectory: Trajectory, config: AgentConfig) -> Iterator[tuple[str, str]]:
+    """(prompt, reply) of every turn."""
     for past, transition in history(trajectory):
         yield (
-            prompt(trajectory.task, past, transition.state, settings=settings),
-            reply(transition, thought=settings.thought),
+            render_prompt(trajectory.task, past, transition.state, config),
+            render_reply(transition, thought=config.thought),
         )
 
 
-def tokenised(trajectory: Trajectory, settings: AgentConfig, codec: Codec, end: int) -> Trajectory:
-    """The trajectory as if this agent had played it: every turn with the tokens of its prompt and reply.
+def tokenize(trajectory: Trajectory, config: AgentConfig, codec: Codec, end_token: int) -> Trajectory:
+    """The trajectory with the tokens that this policy would have read and sampled in every turn.
 
     Args:
-        end: the token that closes a reply.
+        end_token: the token that closes a reply.
     """
     turns: list[Transition] = []
-    written = _Written(codec)
-    for transition, (asked, answer) in zip(
-        trajectory.transitions, examples(trajectory, settings), strict=True
+    text = _GrowingText(codec)
+    for transition, (prompt, reply) in zip(
+        trajectory.transitions, prompt_reply_pairs(trajectory, config), strict=True
     ):
-        before = written.tokens_of(asked)
-        tokens = codec.more(answer)
-        written.add(asked + answer, [*before, *tokens])
-        completion = Completion(text=answer, token_ids=(*tokens, end), prompt_token_ids=tuple(before))
+        before = text.tokens_of(prompt)
+        tokens = codec.more(reply)
+        text.set(prompt + reply, [*before, *tokens])
+        completion = Completion(text=reply, token_ids=(*tokens, end_token), prompt_token_ids=tuple(before))
         turns.append(replace(transition, completion=completion))
     return replace(trajectory, transitions=tuple(turns))
 
 
-def tokens_after(trajectory: Trajectory, settings: AgentConfig, codec: Codec) -> tuple[int, ...]:
-    """The prompt of the turn that would have come next, in tokens: where a truncated episode was left."""
+def next_prompt_tokens(trajectory: Trajectory, config: AgentConfig, codec: Codec) -> tuple[int, ...]:
+    """Tokens of the prompt after the last turn: where a truncated episode stopped."""
     *before, last = trajectory.transitions
-    written = _Written(codec)
+    text = _GrowingText(codec)
     if last.completion is not None:
-        asked = prompt(trajectory.task, before, last.state, settings=settings)
-        answer = codec.more(reply(last))
-        written.add(asked + reply(last), [*last.completion.prompt_token_ids, *answer])
+        prompt, reply = render_prompt(trajectory.task, before, last.state, config), render_reply(last)
+        text.set(prompt + reply, [*last.completion.prompt_token_ids, *codec.more(reply)])
     state = last.outcome.next_state
-    return tuple(written.tokens_of(prompt(trajectory.task, trajectory.transitions, state, settings=settings)))
+    return tuple(text.tokens_of(render_prompt(trajectory.task, trajectory.transitions, state, config)))
 
 
-class _Written:
-    """A growing text and its tokens."""
+class _GrowingText:
+    """A text and its tokens; an extension of the text keeps the tokens of what it extends."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._text = ""
         self._tokens: list[int] = []
 
-    def add(self, text: str, tokens: list[int]) -> None:
+    def set(self, text: str, tokens: list[int]) -> None:
         self._text, self._tokens = text, tokens
 
     def tokens_of(self, text: str) -> list[int]:

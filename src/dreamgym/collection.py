@@ -22,7 +22,7 @@ from dreamgym.envs.scripted_policies import make_policy, resolve_policy
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import write_text
 from dreamgym.models.registry import LanguageModels, check_named, names_language_model
-from dreamgym.prompted_agent import PromptedAgent
+from dreamgym.prompted_policy import PromptedPolicy
 from dreamgym.protocols import Environment, EnvironmentFactory, Policy
 from dreamgym.rollouts import run_episode
 from dreamgym.types import RolloutFailure, Task, Trajectory
@@ -143,7 +143,7 @@ async def _episode(
     def policy(environment: Environment) -> Policy:
         if names_language_model(settings.policy):
             model = models.open(settings.policy, role="agent")
-            return PromptedAgent(model, settings=config.agent, seed=seed, name=settings.policy)
+            return PromptedPolicy(model, config.agent, seed=seed, name=settings.policy)
         named = resolve_policy(settings.policy, seed=config.seed, episode=episode)
         return make_policy(named, environment, seed=seed)
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from dreamgym.agents import Agent
+from dreamgym.agents import LanguageModelPolicy
 from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.models.endpoint.client import Endpoint
@@ -86,10 +86,10 @@ async def test_rollouts_through_the_storm_are_those_of_fair_weather() -> None:
     async def play(url: str, attempts: int) -> list[Trajectory]:
         endpoint = Endpoint("x", server.settings(url=url, attempts=attempts, timeout_seconds=5))
         model = EndpointLanguageModel(endpoint, role="agent")
-        settings = AgentConfig(max_tokens=4, temperature=1.0)
+        settings = AgentConfig(max_tokens=4)
 
-        def member(environment: Environment, conversation: str, seed: int) -> Agent:
-            return Agent(model, settings=settings, conversation=conversation, seed=seed)
+        def member(environment: Environment, conversation: str, seed: int) -> LanguageModelPolicy:
+            return LanguageModelPolicy(model, settings, conversation=conversation, seed=seed)
 
         factory = CorridorFactory(horizon=12)
         tasks = await factory.tasks("train", 2)

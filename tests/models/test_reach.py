@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.agents import Agent
+from dreamgym.agents import LanguageModelPolicy
 from dreamgym.config import AgentConfig, EndpointConfig, load_config
 from dreamgym.errors import EndpointError
 from dreamgym.models.endpoint.client import Endpoint
@@ -156,12 +156,12 @@ async def walking_server(port: int) -> asyncio.subprocess.Process:
     return process
 
 
-def walkers(endpoint: Endpoint) -> Callable[[Environment, str, int], Agent]:
+def walkers(endpoint: Endpoint) -> Callable[[Environment, str, int], LanguageModelPolicy]:
     model = EndpointLanguageModel(endpoint, role="agent")
 
-    def member(environment: Environment, conversation: str, seed: int) -> Agent:
-        settings = AgentConfig(max_tokens=4, temperature=1.0)
-        return Agent(model, settings=settings, conversation=conversation, seed=seed)
+    def member(environment: Environment, conversation: str, seed: int) -> LanguageModelPolicy:
+        settings = AgentConfig(max_tokens=4)
+        return LanguageModelPolicy(model, settings, conversation=conversation, seed=seed)
 
     return member
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dreamgym.agents import Agent, tokens_after
+from dreamgym.agents import LanguageModelPolicy, next_prompt_tokens
 from dreamgym.config import AgentConfig
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.local.tokenization import TextCodec
@@ -80,7 +80,7 @@ def student(seed: int = 0) -> Any:
 
 def after(settings: AgentConfig = CHOOSING) -> After:
     codec = TextCodec(TOKENIZER)
-    return lambda trajectory: tokens_after(trajectory, settings, codec)
+    return lambda trajectory: next_prompt_tokens(trajectory, settings, codec)
 
 
 async def play(
@@ -94,8 +94,8 @@ async def play(
     """One group for each word (or task of the factory)."""
     factory = factory or EchoFactory()
 
-    def member(environment: Environment, name: str, seed: int) -> Agent:
-        return Agent(language_model, settings=settings, conversation=name, seed=seed)
+    def member(environment: Environment, name: str, seed: int) -> LanguageModelPolicy:
+        return LanguageModelPolicy(language_model, settings, conversation=name, seed=seed)
 
     report = await run_groups(
         factory,

@@ -202,7 +202,7 @@ async def test_two_epochs_over_the_same_trajectories_have_the_gradients_of_trls_
     tmp_path: Path, loss_type: str, kl: float, corrected: bool
 ) -> None:
     """The second weight change has ratios other than 1 and, by setting, a KL term other than 0."""
-    groups = await recorded(TALKING)
+    groups = await recorded(TALKING, step=1)
     known = told_flat(groups)
 
     def rollouts(prompts: list[str], _: Any) -> dict[str, Any]:

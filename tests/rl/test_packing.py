@@ -76,7 +76,7 @@ def test_a_truncated_episode_is_read_on_to_the_turn_that_did_not_come() -> None:
 
 
 def test_a_turn_without_tokens_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"'x' has none in turn 1: .*agent\.tokenised"):
+    with pytest.raises(ConfigError, match=r"'x' has none in turn 1: .*agents\.tokenize"):
         cut([trajectory(turn([5], [6]), Completion(text="look"))])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dreamgym.agents import tokenised
+from dreamgym.agents import tokenize
 from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
@@ -20,7 +20,7 @@ from dreamgym.rollouts import run_episode
 from dreamgym.types import Decision, Trajectory
 from tests.rl.echo_environment import CHOOSING, TOKENIZER, WORDS, EchoFactory, mean_return, play, student
 
-FREE = AgentConfig(max_tokens=4, temperature=0.0)
+FREE = AgentConfig(max_tokens=4).at_temperature(0.0)
 END = TOKENIZER.eos_token_id
 
 
@@ -48,7 +48,7 @@ async def episodes(say: Callable[[str], str], turns: int = 2) -> list[Trajectory
             seed=0,
         )
         assert isinstance(played, Trajectory)
-        made.append(tokenised(played, CHOOSING, TextCodec(TOKENIZER), END))
+        made.append(tokenize(played, CHOOSING, TextCodec(TOKENIZER), END))
     return made
 
 

@@ -20,7 +20,7 @@ from dreamgym.config import Config
 from dreamgym.envs.registry import open_environment
 from dreamgym.models.registry import LanguageModels, names_language_model
 from dreamgym.models.usage import stage
-from dreamgym.prompted_agent import prompted_members
+from dreamgym.prompted_policy import prompted_policy_factory
 from dreamgym.rollout_groups import PolicyFactory
 
 if TYPE_CHECKING:
@@ -170,18 +170,19 @@ async def _members(
 ) -> AsyncIterator[tuple[PolicyFactory, str]]:
     """Who plays: a run's policy, or a language model that is asked to."""
     if not names_language_model(name):
-        from dreamgym.training.policy import opened_policy
+        from dreamgym.training.agent import opened_agent
 
-        async with opened_policy(name, device=config.agent.device) as (policy, called):
-            heat = policy.config.evaluation_temperature if temperature is None else temperature
-            yield policy.members(called, temperature=heat), called
+        async with opened_agent(name, device=config.agent.device) as agent:
+            heat = agent.config.evaluation_temperature if temperature is None else temperature
+            yield agent.policy_factory(temperature=heat), agent.name
         return
     heat = config.agent.evaluation_temperature if temperature is None else temperature
     async with LanguageModels(config) as models:
         with stage("evaluation"):
             model = models.open(name, role="agent")
             await models.reach()
-            yield prompted_members(model, config.agent.at_temperature(heat), name=name), name
+            agent_config = config.agent.at_temperature(heat)
+            yield prompted_policy_factory(model, agent_config, name=name), name
         if models.spending.rows:
             console.err.print(f"endpoints: {models.spending.line()}", markup=False, soft_wrap=True)
 

@@ -24,9 +24,9 @@ from dreamgym.evaluation.fidelity import (
 from dreamgym.experience.rewards import SheetCheck
 from dreamgym.files import write_text
 from dreamgym.quickstart.plan import DREAMGYM, SFT, Plan
+from dreamgym.training.agent import opened_agent
 from dreamgym.training.annotators import choose_annotator
 from dreamgym.training.metrics import read_metrics
-from dreamgym.training.policy import opened_policy
 from dreamgym.training.run_dir import CONFIG, METRICS, SUMMARY, read_config
 from dreamgym.types import Trajectory
 
@@ -156,9 +156,11 @@ async def judged(out: Path, plan: Plan, on_episode: Callable[[], None]) -> dict[
     factory = open_environment(plan.env, plan.world.options)
     try:
         for name in (str(out / DREAMGYM), f"{out / SFT}@0"):
-            async with opened_policy(name) as (policy, called):
-                members = policy.members(called, temperature=policy.config.evaluation_temperature)
-                found.append(await evaluate(factory, members, settings, policy=called, on_episode=on_episode))
+            async with opened_agent(name) as agent:
+                policy = agent.policy_factory(temperature=agent.config.evaluation_temperature)
+                found.append(
+                    await evaluate(factory, policy, settings, policy=agent.name, on_episode=on_episode)
+                )
     finally:
         await factory.aclose()
     after, before = (each.to_dict() for each in found)

@@ -95,7 +95,7 @@ def cut(
             if completion is None or not completion.token_ids or not completion.prompt_token_ids:
                 raise ConfigError(
                     f"expected the exact tokens of every turn, trajectory {trajectory.id!r} has none in turn "
-                    f"{position}: roll out with a model that tells them, or give them with agent.tokenised"
+                    f"{position}: roll out with a model that tells them, or give them with agents.tokenize"
                 )
             _add(made, strips, completion, trained=untaught is None or not untaught(transition))
         made.slots_of_trajectory.append(range(first_slot, made.tokens))

@@ -48,7 +48,7 @@ class PPOLearner(PolicyLearner):
         """
         Args:
             after: what the policy would have read next, in tokens, where an episode was truncated: the value
-                there stands for all that would have followed (`agent.tokens_after`).
+                there stands for all that would have followed (`agent.next_prompt_tokens`).
         """
         width = model.get_output_embeddings().weight
         head = nn.Linear(width.shape[1], 1, device=width.device)

@@ -1,6 +1,6 @@
 """Supervised learning of what recorded trajectories did: the usual start of an agent, and a baseline.
 
-The trajectories carry the tokens of their turns (`agent.tokenised`), so an episode is read once, and the loss
+The trajectories carry the tokens of their turns (`agents.tokenize`), so an episode is read once, and the loss
 is on the replies alone.
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
+from dreamgym.training.agent import Agent
 from dreamgym.training.metrics import MetricsLog
-from dreamgym.training.policy import PolicyModel
 from dreamgym.training.run_dir import RunDir
 from dreamgym.types import Trajectory
 
@@ -21,7 +21,7 @@ OnUpdate = Callable[[int, dict[str, Any]], None]
 
 
 async def prefer(
-    policy: PolicyModel,
+    policy: Agent,
     trajectories: Sequence[Trajectory],
     config: Config,
     folder: RunDir,
@@ -49,13 +49,13 @@ async def prefer(
         seed=config.seed,
     )
     known = [each for each in trajectories if each.task.split == chosen.split]
-    pairs = preference_pairs(policy.tokenised(known), most=settings.steps * settings.batch, seed=config.seed)
+    pairs = preference_pairs(policy.tokenize(known), most=settings.steps * settings.batch, seed=config.seed)
     if not pairs:
         raise ConfigError(
             f"learner.algorithm=dpo: expected tasks with both a success and a failure, of {len(known)} "
             f"trajectories of split {chosen.split!r} none are; collect several episodes of each task"
         )
-    dpo = DPOLearner(policy.model, pairs, settings, updating=policy.served.updating)
+    dpo = DPOLearner(policy.model, pairs, settings, updating=policy.updating)
     state = folder.load(STATE)
     if state is not None:
         dpo.load_state_dict(state)

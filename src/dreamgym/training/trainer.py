@@ -26,6 +26,7 @@ from dreamgym.models.usage import Spending, stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
 from dreamgym.rollout_groups import Breaker, GroupSettings
 from dreamgym.rollouts import Limits, Origin
+from dreamgym.training.agent import BASE, Agent, make_agent, make_learner, same_policy
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import prefer
 from dreamgym.training.dream import WorldFor
@@ -35,7 +36,6 @@ from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row
 from dreamgym.training.model_setup import PREFIX
 from dreamgym.training.monitors import Monitors, MonitorSettings
-from dreamgym.training.policy import BASE, PolicyModel, make_learner, make_policy, same_policy
 from dreamgym.training.prediction_log import PREDICTIONS, PredictionLog
 from dreamgym.training.run_dir import (
     EXPORT,
@@ -86,8 +86,6 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
     from dreamgym.training.experience import ExperienceRun
 
     chosen, agent = config.train, config.agent
-    if not agent.temperature:
-        raise ConfigError("agent.temperature=0 leaves nothing to explore: training needs a value above 0")
     spec = (
         find_environment(config.environment.name) if config.environment.name in environment_names() else None
     )
@@ -180,7 +178,7 @@ class _Run:
         self._folder = folder
         self._offline = offline
         self._tell = tell
-        self._policy: PolicyModel
+        self._policy: Agent
         self._ledger: RunRecorder
 
     async def carry_through(
@@ -194,7 +192,7 @@ class _Run:
             given.real = open_environment(config.environment.name, config.environment.options)
             stack.push_async_callback(given.real.aclose)
         self._policy = policy = self._begin()
-        stack.push_async_callback(policy.served.aclose)
+        stack.push_async_callback(policy.aclose)
         if config.learner.algorithm == "dpo":
             return await self._prefer(stack)
         world = await open_world(
@@ -226,7 +224,7 @@ class _Run:
         loop = Loop(
             tasks=source,
             factory=world.factory,
-            make_policy=policy.members(self._folder.path.name),
+            make_policy=policy.policy_factory(self._folder.path.name),
             learner=learner,
             monitors=monitors,
             ledger=ledger,
@@ -290,7 +288,7 @@ class _Run:
         ledger, folder = self._ledger, self._folder
         folder.save_policy(ledger.done, self._policy.weights())
         self._policy.restore(folder.policy_weights(folder.chosen()))
-        self._policy.export(folder.path / EXPORT)
+        self._policy.save(folder.path / EXPORT)
         summary = {
             "out": str(folder.path),
             "ended": why,
@@ -304,11 +302,11 @@ class _Run:
         write_text(folder.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
-    def _begin(self) -> PolicyModel:
+    def _begin(self) -> Agent:
         """The policy before its first update, or that of the run it goes on from."""
         config, folder = self._config, self._folder
         if config.train.init_from is None:
-            return make_policy(config, self._offline, folder.path)
+            return make_agent(config, self._offline, folder.path)
         run, step = named_policy(config.train.init_from)
         begun = read_config(run)
         if not same_policy(begun.agent, config.agent):
@@ -319,7 +317,7 @@ class _Run:
         if not config.agent.model.startswith(PREFIX) and not (folder.path / BASE).exists():
             with atomic_directory(folder.path / BASE) as copy:
                 shutil.copytree(run / BASE, copy, dirs_exist_ok=True)
-        policy = make_policy(config, self._offline, folder.path)
+        policy = make_agent(config, self._offline, folder.path)
         theirs = RunDir(run)
         policy.restore(theirs.policy_weights(theirs.chosen() if step is None else step))
         return policy
@@ -369,7 +367,9 @@ class _Run:
         settings = EvaluationSettings(
             split=config.train.evaluate_split, episodes=config.train.evaluate_episodes, seed=config.seed
         )
-        members = policy.members(self._folder.path.name, temperature=config.agent.evaluation_temperature)
+        members = policy.policy_factory(
+            self._folder.path.name, temperature=config.agent.evaluation_temperature
+        )
 
         async def validate() -> Evaluation:
             return await evaluate(real, members, settings, policy=self._folder.path.name)

@@ -11,8 +11,8 @@ from typing import Any
 
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
+from dreamgym.training.agent import Agent
 from dreamgym.training.metrics import MetricsLog
-from dreamgym.training.policy import PolicyModel
 from dreamgym.training.run_dir import METRICS, WARM_START, RunDir
 from dreamgym.types import State, Task, Trajectory, Transition, history
 
@@ -25,7 +25,7 @@ Think = Callable[[Task, Sequence[Transition], State], str | None]
 
 
 async def warm_start(
-    policy: PolicyModel,
+    policy: Agent,
     trajectories: Sequence[Trajectory],
     config: Config,
     folder: RunDir,
@@ -52,7 +52,7 @@ async def warm_start(
     successes = imitated(trajectories, chosen.warm_start_successes, config.seed)
     if config.agent.thought and think is not None:
         successes = [thoughtful(each, think) for each in successes]
-    lessons = policy.tokenised(successes)
+    lessons = policy.tokenize(successes)
     if not lessons:
         raise ConfigError(
             f"expected successes to imitate, of {len(trajectories)} trajectories {len(successes)} succeed "
@@ -70,7 +70,7 @@ async def warm_start(
             seed=config.seed,
         ),
         untaught=lambda turn: turn.outcome.next_state.text in refusals,
-        updating=policy.served.updating,
+        updating=policy.updating,
     )
     state = folder.load(WARM_START)
     if state is not None:

@@ -13,13 +13,13 @@ from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.evaluation.evaluate import EvaluationSettings, evaluate
 from dreamgym.models.registry import LanguageModels
-from dreamgym.prompted_agent import PromptedAgent, prompted_members
+from dreamgym.prompted_policy import PromptedPolicy, prompted_policy_factory
 from dreamgym.testing import CorridorFactory, ScriptedLanguageModel
 from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.types import CompletionRequest, FailureKind, State, Task
 
 TASK = Task(id="t", instruction="leave", environment="corridor")
-SHOWN = AgentConfig(show_actions="now", temperature=0.0)
+SHOWN = AgentConfig(show_actions="now").at_temperature(0.0)
 
 
 def walker(request: CompletionRequest) -> str:
@@ -40,7 +40,7 @@ def walker(request: CompletionRequest) -> str:
 async def test_an_endpoint_plays_real_episodes_and_is_evaluated_like_any_policy() -> None:
     with ScriptedServer(walker) as server:
         async with LanguageModels(Config()) as models:
-            members = prompted_members(models.open(server.name, role="agent"), SHOWN, name=server.name)
+            members = prompted_policy_factory(models.open(server.name, role="agent"), SHOWN, name=server.name)
             settings = EvaluationSettings(split="train", episodes=6)
             found = await evaluate(CorridorFactory(length=3), members, settings, policy=server.name)
             [(place, row)] = models.spending.rows.items()
@@ -74,14 +74,14 @@ async def test_an_unknown_endpoint_is_refused_before_the_folder_is_touched(tmp_p
 async def test_what_holds_no_action_is_asked_for_again_and_then_a_typed_failure(text: str) -> None:
     spoken = ScriptedLanguageModel(lambda request: text)
     with pytest.raises(EpisodeFailedError, match="agent, 3 attempts") as caught:
-        await PromptedAgent(spoken, settings=SHOWN).act(TASK, [], State(text="A door."))
+        await PromptedPolicy(spoken, SHOWN).act(TASK, [], State(text="A door."))
     assert caught.value.kind is FailureKind.PARSE_ERROR
     assert len({request.seed for request in spoken.requests}) == 3
 
 
 async def test_where_actions_are_enforced_the_schema_lists_them() -> None:
     spoken = ScriptedLanguageModel(lambda request: '{"thought": "", "action": "open door"}')
-    agent = PromptedAgent(spoken, settings=AgentConfig(enforce_actions=True))
+    agent = PromptedPolicy(spoken, AgentConfig(enforce_actions=True))
     state = State(text="A door.", admissible_actions=("open door", "go left"))
     assert (await agent.act(TASK, [], state)).action == "open door"
     [asked] = spoken.requests

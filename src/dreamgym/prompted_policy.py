@@ -1,6 +1,6 @@
-"""An agent over a language model that was not trained here: told in words how to act, it answers in JSON.
+"""A policy over any chat model: instructions in the system message, the action as a JSON reply.
 
-The episode is told as to any other agent (`agent.prompt`), so results can be set side by side.
+The episode is rendered as for a trained agent (`agents.render_prompt`), so results can be compared.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict
 
-from dreamgym.agents import LONGEST_ACTION, one_line, prompt
+from dreamgym.agents import MAX_ACTION_LENGTH, one_line, render_prompt
 from dreamgym.config import AgentConfig
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.prompt_formats import fill, parsed
 from dreamgym.protocols import Environment, LanguageModel
 from dreamgym.rollout_groups import PolicyFactory
+from dreamgym.seeding import derive_seed
 from dreamgym.types import CompletionRequest, Decision, FailureKind, State, Task, Transition
 
 _MAX_TOKENS = 400
-"""At least; a thought needs room."""
+"""At least; a thought is longer than an action."""
 
 
 class _Reply(BaseModel):
@@ -30,46 +31,46 @@ class _Reply(BaseModel):
     action: str
 
 
-class PromptedAgent:
-    """The policy of one episode."""
+class PromptedPolicy:
+    """The policy of one episode. Implements `Policy`."""
 
     def __init__(
         self,
         model: LanguageModel,
+        config: AgentConfig,
         *,
-        settings: AgentConfig,
         seed: int = 0,
         name: str = "agent",
         attempts: int = 3,
     ) -> None:
         """
         Args:
-            attempts: how often an unreadable reply is asked for again, in all.
+            attempts: requests until one reply can be parsed.
         """
         self.name = name
         self._model = model
-        self._settings = settings
+        self._config = config
         self._seed = seed
         self._attempts = attempts
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
         """
         Raises:
-            EpisodeFailedError: no readable reply in all attempts.
+            EpisodeFailedError: no reply could be parsed.
         """
-        settings = self._settings
+        config = self._config
         schema = _Reply.model_json_schema()
-        if settings.enforce_actions and state.admissible_actions:
+        if config.enforce_actions and state.admissible_actions:
             schema["properties"]["action"] = {"type": "string", "enum": list(state.admissible_actions)}
-        told = prompt(task, history, state, settings=settings)
+        prompt = render_prompt(task, history, state, config)
         for attempt in range(self._attempts):
             completion = await self._model.complete(
                 CompletionRequest(
-                    prompt=told.rpartition("\n")[0],
+                    prompt=prompt.rpartition("\n")[0],
                     system=fill(_instructions(), environment=task.environment),
-                    max_tokens=max(settings.max_tokens, _MAX_TOKENS),
-                    temperature=settings.temperature if attempt == 0 else max(0.7, settings.temperature),
-                    seed=self._seed + 1_000_003 * len(history) + 7_919 * attempt,
+                    max_tokens=max(config.max_tokens, _MAX_TOKENS),
+                    temperature=config.temperature if attempt == 0 else max(0.7, config.temperature),
+                    seed=derive_seed(self._seed, len(history), attempt),
                     schema=schema,
                 )
             )
@@ -78,21 +79,21 @@ class PromptedAgent:
             except EpisodeFailedError as error:
                 problem = error
                 continue
-            action = one_line(reply.action)[:LONGEST_ACTION]
+            action = one_line(reply.action)[:MAX_ACTION_LENGTH]
             if action:
-                # Without the completion: no learner trains on it, and the next prompt would tell its JSON.
+                # Without the completion: no learner trains on it, and the next prompt would contain its JSON.
                 return Decision(action=action, thought=one_line(reply.thought))
             problem = EpisodeFailedError(FailureKind.PARSE_ERROR, "expected an action, got an empty one")
         raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
 
 
-def prompted_members(model: LanguageModel, settings: AgentConfig, *, name: str) -> PolicyFactory:
-    """Makes the agent of each episode."""
+def prompted_policy_factory(model: LanguageModel, config: AgentConfig, *, name: str) -> PolicyFactory:
+    """Makes the policy of each episode."""
 
-    def member(environment: Environment, conversation: str, seed: int) -> PromptedAgent:
-        return PromptedAgent(model, settings=settings, seed=seed, name=name)
+    def make_policy(environment: Environment, conversation: str, seed: int) -> PromptedPolicy:
+        return PromptedPolicy(model, config, seed=seed, name=name)
 
-    return member
+    return make_policy
 
 
 @cache

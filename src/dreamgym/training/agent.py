@@ -1,0 +1,307 @@
+"""The agent: a language model that acts and learns, from scratch or from pretrained weights.
+
+A run directory keeps a model from scratch in `base/` as it was before its first update, with its tokenizer;
+`run_dir.RunDir` keeps the trained weights. Pretrained weights are not copied: the run's settings name them.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from dreamgym.agents import (
+    LanguageModelPolicy,
+    next_prompt_tokens,
+    prompt_reply_pairs,
+    tokenize,
+)
+from dreamgym.config import AgentConfig, Config, ExperienceConfig, validate
+from dreamgym.errors import ConfigError, StoreError
+from dreamgym.files import atomic_directory
+from dreamgym.protocols import Environment
+from dreamgym.rollout_groups import PolicyFactory
+from dreamgym.training.model_setup import PREFIX, load_model, quiet_transformers
+from dreamgym.training.run_dir import CONFIG, RunDir, named_policy, read_config
+from dreamgym.types import Trajectory
+
+if TYPE_CHECKING:
+    from dreamgym.rl.policy_gradient import PolicyLearner
+
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+BASE = "base"
+_FREE = ("device", "temperature", "evaluation_temperature", "max_tokens")
+"""Settings of an agent that may differ from those of the run whose policy it starts from."""
+
+
+class Agent:
+    """A language model that acts and learns. Rollouts and learners share its weights.
+
+    Example::
+
+        agent = dg.Agent.load("tiny", data=dream.trajectories)        # from scratch
+        agent = dg.Agent.load("hf:Qwen/Qwen3-0.6B", lora=16)          # pretrained, with LoRA
+        agent = dg.Agent.load("runs/agent")                           # the policy of a training run
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, config: AgentConfig | None = None, *, name: str = "agent"):
+        """
+        Args:
+            model: a transformers causal LM.
+            tokenizer: its tokenizer, with an end token.
+            name: the policy's name in trajectories.
+        """
+        from dreamgym.models.local.language_model import LocalLanguageModel
+        from dreamgym.models.local.tokenization import TextCodec
+
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config or AgentConfig()
+        self.name = name
+        self.codec = TextCodec(tokenizer)
+        self.language_model = LocalLanguageModel(model, tokenizer)
+        self.version = 0
+        """Weight updates so far; rollouts record it as the policy's version."""
+
+    @classmethod
+    def load(
+        cls,
+        model: str = "tiny",
+        *,
+        data: Iterable[Trajectory] | None = None,
+        lora: int | None = None,
+        device: Device = "auto",
+        seed: int = 0,
+        **settings: Any,
+    ) -> Self:
+        """Load an agent by name.
+
+        Args:
+            model: ``nano``, ``tiny`` or ``small`` from scratch; ``hf:NAME_OR_PATH`` for pretrained weights;
+                ``RUN`` or ``RUN@STEP`` for the policy of a training run.
+            data: trajectories from which a model from scratch gets its tokenizer; required there.
+            lora: rank of a LoRA adapter; None trains all weights.
+            settings: other settings of the section ``agent`` (`AgentConfig`), as training uses them.
+
+        Raises:
+            ConfigError: there is no such model, or a model from scratch was given no data.
+        """
+        run, step = named_policy(model)
+        if (run / CONFIG).is_file():
+            return cls._load_run(run, step, device, settings)
+        adapter = {"adapter": "lora", "lora_rank": lora} if lora else {}
+        given = {"model": model, "device": device, **adapter, **settings}
+        config = Config(agent=validate(AgentConfig, given, prefix="agent."), seed=seed)
+        with tempfile.TemporaryDirectory() as folder:
+            return cls._from(make_agent(config, list(data or ()), Path(folder)))
+
+    @classmethod
+    def _load_run(cls, run: Path, step: int | None, device: Device, settings: Mapping[str, Any]) -> Self:
+        begun = read_config(run)
+        changed = begun.agent.model_dump() | {"device": device} | dict(settings)
+        config = begun.model_copy(update={"agent": validate(AgentConfig, changed, prefix="agent.")})
+        if not same_policy(begun.agent, config.agent):
+            raise ConfigError(f"{run}: its policy was trained with other agent settings than {settings!r}")
+        directory = RunDir(run)
+        step = directory.chosen() if step is None else step
+        weights = directory.policy_weights(step)
+        agent = cls._from(open_agent(config, run))
+        agent.restore(weights)
+        agent.name = f"{run}@{step}"
+        return agent
+
+    @classmethod
+    def _from(cls, agent: Agent) -> Self:
+        assert isinstance(agent, cls)
+        return agent
+
+    @property
+    def end_token(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that the model reads, where its configuration says so."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def policy_factory(self, name: str | None = None, *, temperature: float | None = None) -> PolicyFactory:
+        """Makes the policy of each episode.
+
+        Args:
+            temperature: instead of that of the settings.
+        """
+        config = self.config.at_temperature(temperature)
+
+        def make_policy(environment: Environment, conversation: str, seed: int) -> LanguageModelPolicy:
+            return LanguageModelPolicy(
+                self.language_model, config, conversation=conversation, seed=seed, name=name or self.name
+            )
+
+        return make_policy
+
+    def tokenize(self, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+        """With the tokens that this agent would have read and sampled; episodes that do not fit its context
+        are left out."""
+        found = (tokenize(each, self.config, self.codec, self.end_token) for each in trajectories)
+        limit = self.context_length
+        return [each for each in found if limit is None or _longest(each) <= limit]
+
+    def next_prompt_tokens(self, trajectory: Trajectory) -> tuple[int, ...]:
+        """Tokens of the prompt after the last turn of a truncated episode."""
+        return next_prompt_tokens(trajectory, self.config, self.codec)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Entered while weights change: no request runs meanwhile, and KV caches are dropped."""
+        with self.language_model.updating():
+            yield
+        self.version += 1
+
+    def weights(self) -> dict[str, Any]:
+        """A copy of the weights that learn."""
+        return {name: weight.detach().clone() for name, weight in self._trainable().items()}
+
+    def restore(self, weights: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: they are weights of another model.
+        """
+        from dreamgym.rl.optimizer_step import restore
+
+        with self.language_model.updating():
+            restore(self._trainable(), weights)
+
+    def save(self, folder: Path | str) -> None:
+        """In the Hugging Face format, LoRA merged; the directory is replaced as a whole."""
+        model = self.model
+        if hasattr(model, "merge_and_unload"):
+            model = copy.deepcopy(model).merge_and_unload()
+        _save(model, self.tokenizer, Path(folder))
+
+    async def aclose(self) -> None:
+        """Stop the worker thread of the language model."""
+        await self.language_model.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    def _trainable(self) -> dict[str, Any]:
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+
+def same_policy(begun: AgentConfig, wanted: AgentConfig) -> bool:
+    """Whether weights trained with one of these settings can act with the other: same model, same prompt and
+    reply format."""
+    return begun.model_copy(update={name: getattr(wanted, name) for name in _FREE}) == wanted
+
+
+def make_agent(config: Config, trajectories: Sequence[Trajectory], folder: Path) -> Agent:
+    """The agent of a run before its first update. A model from scratch is created on the first call and read
+    from the run directory on later ones."""
+    agent, base = config.agent, folder / BASE
+    quiet_transformers()
+    if not agent.model.startswith(PREFIX):
+        if agent.adapter != "none":
+            raise ConfigError(
+                f"agent.adapter={agent.adapter!r} adapts pretrained weights, which "
+                f"agent.model={agent.model!r} has none of; choose hf:NAME_OR_PATH, or adapter none"
+            )
+        if not base.exists():
+            _from_scratch(config, trajectories, base)
+    return open_agent(config, folder)
+
+
+def open_agent(config: Config, folder: Path) -> Agent:
+    """
+    Raises:
+        ConfigError: there is no such model.
+    """
+    agent = config.agent
+    source = agent.model if agent.model.startswith(PREFIX) else f"{PREFIX}{folder / BASE}"
+    wanted = ExperienceConfig(
+        model=source,
+        adapter=agent.adapter,
+        lora_rank=agent.lora_rank,
+        device=agent.device,
+        precision="fp32",
+    )
+    try:
+        loaded = load_model(wanted, [], config.seed)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("experience.", "agent.")) from None
+    loaded.model.eval()
+    return Agent(loaded.model, loaded.tokenizer, agent)
+
+
+@asynccontextmanager
+async def opened_agent(name: str, *, device: Device = "auto") -> AsyncIterator[Agent]:
+    """The agent that ``RUN`` or ``RUN@STEP`` names; closed at the end."""
+    run, step = named_policy(name)
+    agent = Agent._load_run(run, step, device, {})
+    async with agent:
+        yield agent
+
+
+def make_learner(config: Config, agent: Agent, refusals: tuple[str, ...] = ()) -> PolicyLearner:
+    """The learner that the settings name, over this agent's weights.
+
+    Args:
+        refusals: the texts with which the environment refuses an action.
+    """
+    from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
+    from dreamgym.rl.ppo import PPOLearner, PPOSettings
+
+    chosen = config.learner
+    shared: dict[str, Any] = {
+        name: getattr(chosen, name)
+        for name in (
+            *("learning_rate", "muon_lr", "gradient_clip", "micro_tokens", "epochs"),
+            *("minibatch", "clip_low", "clip_high", "kl", "entropy", "behaviour", "lengths"),
+            *("refusal_penalty", "repeat_penalty", "negative_weight", "warmup"),
+        )
+    } | {"temperature": config.agent.temperature, "seed": config.seed, "refusals": refusals}
+    if chosen.algorithm == "grpo":
+        own = {name: getattr(chosen, name) for name in ("scale_by_std", "step_weight", "discount")}
+        return GRPOLearner(agent.model, GRPOSettings(**own, **shared), updating=agent.updating)
+    return PPOLearner(
+        agent.model,
+        PPOSettings(discount=chosen.discount, decay=chosen.decay, value_weight=chosen.value_weight, **shared),
+        after=agent.next_prompt_tokens,
+        updating=agent.updating,
+    )
+
+
+def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path) -> None:
+    from dreamgym.models import tiny
+
+    if not trajectories:
+        raise ConfigError(
+            f"agent.model={config.agent.model!r} is trained from scratch and takes its vocabulary from "
+            "trajectories, got none: pass data=dream.trajectories to Agent.load, or name some in train.data"
+        )
+    # The last prompt of an episode contains nearly all earlier ones.
+    lasts = ([*prompt_reply_pairs(each, config.agent)][-1] for each in trajectories if each.transitions)
+    tokenizer = tiny.make_tokenizer(
+        (prompt + reply for prompt, reply in lasts), vocab_size=config.agent.vocabulary
+    )
+    _save(tiny.make_model(config.agent.model, tokenizer, seed=config.seed), tokenizer, base)
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    with atomic_directory(folder) as fresh:
+        try:
+            model.save_pretrained(fresh)
+            tokenizer.save_pretrained(fresh)
+        except Exception as error:  # libraries report a full disk with exceptions of their own
+            raise StoreError(f"{folder}: cannot write: {error}; free some space and run again") from None
+
+
+def _longest(trajectory: Trajectory) -> int:
+    completions = [turn.completion for turn in trajectory.transitions if turn.completion is not None]
+    return max((len(c.prompt_token_ids) + len(c.token_ids) for c in completions), default=0)
