@@ -140,16 +140,16 @@ def middle(played: list[Played], name: str) -> float:
 
 
 def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played, list[Step], float]:
-    language_model = LocalLanguageModel(model, tokenizer, closing_tokens=())
+    language_model = LocalLanguageModel(model, tokenizer, stop_token_ids=())
     steps: list[Step] = []
 
     class Noting:
         def __init__(self, forward: PackedForward) -> None:
             self.reach, self.refresh, self.forward = forward.reach, forward.refresh, forward
 
-        def __call__(self, tokens: Any, step: Step, workspace: Any) -> Any:
+        def __call__(self, tokens: Any, step: Step, cache: Any) -> Any:
             steps.append(step)
-            return self.forward(tokens, step, workspace)
+            return self.forward(tokens, step, cache)
 
     async def episode(number: int, script: Script) -> list[str]:
         conversation, texts = script.start + "\n>", []
@@ -164,13 +164,13 @@ def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played
         await language_model.aclose()
         return texts
 
-    for lane in language_model._lanes.all:
-        backend = lane.engine._backend
+    for worker in language_model._workers.all:
+        backend = worker.scheduler._backend
         assert isinstance(backend, PackedBackend)
         backend.forward = Noting(backend.forward)
     played = timed(lambda: asyncio.run(all_episodes()))
-    meter = language_model.meter
-    return played, steps, meter.reused_tokens / meter.prompt_tokens
+    stats = language_model.stats
+    return played, steps, stats.reused_tokens / stats.prompt_tokens
 
 
 def play_theirs(model: Any, tokenizer: Any, scripts: list[Script]) -> Played:

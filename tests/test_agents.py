@@ -146,7 +146,7 @@ async def test_every_turn_goes_on_from_the_tokens_of_the_one_before(settings: Ag
         # The last token may be one that closes, which has no place in the text.
         known = (*before.prompt_token_ids, *before.token_ids[:-1])
         assert later.prompt_token_ids[: len(known)] == known
-    assert model.meter.reused_tokens > model.meter.prompt_tokens / 2
+    assert model.stats.reused_tokens > model.stats.prompt_tokens / 2
 
 
 async def test_a_recorded_episode_gets_the_tokens_that_the_agent_would_have_read_and_written() -> None:

@@ -34,7 +34,7 @@ STARTS = [
 
 
 def opened(model: Any, **settings: Any) -> LocalLanguageModel:
-    return LocalLanguageModel(model, small_models.tokenizer(), closing_tokens=(), **settings)
+    return LocalLanguageModel(model, small_models.tokenizer(), stop_token_ids=(), **settings)
 
 
 def ask(prompt: str, **settings: Any) -> CompletionRequest:
@@ -46,7 +46,7 @@ def check_logprobs(model: Any, completion: Completion) -> None:
     assert completion.logprobs == pytest.approx(own, abs=1e-4)
 
 
-@pytest.mark.parametrize("backend", ["lean", "hosted", "plain"])
+@pytest.mark.parametrize("backend", ["fast", "hf", "plain"])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_logprobs_are_those_of_a_full_forward_pass(family: Family, backend: str) -> None:
     model = small_models.model(family)
@@ -62,7 +62,7 @@ async def test_logprobs_are_those_of_a_full_forward_pass(family: Family, backend
     await language_model.aclose()
 
 
-@pytest.mark.parametrize("backend", ["lean", "hosted"])
+@pytest.mark.parametrize("backend", ["fast", "hf"])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_greedy_text_is_that_of_generate(family: Family, backend: str) -> None:
     model = small_models.model(family)
@@ -88,11 +88,11 @@ async def test_a_batch_of_mixed_lengths_equals_each_alone(family: Family) -> Non
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
     for left, right in zip(together, alone, strict=True):
         assert left.logprobs == pytest.approx(right.logprobs, abs=1e-4)
-    assert crowded.meter.steps < lonely.meter.steps / 3
+    assert crowded.stats.steps < lonely.stats.steps / 3
     await asyncio.gather(crowded.aclose(), lonely.aclose())
 
 
-@pytest.mark.parametrize("backend", ["lean", "hosted"])
+@pytest.mark.parametrize("backend", ["fast", "hf"])
 @pytest.mark.parametrize("preset", ["nano", "tiny", "small"])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_logprobs_do_not_depend_on_what_else_is_in_the_batch_to_the_bit(
@@ -121,7 +121,7 @@ async def test_logprobs_do_not_depend_on_what_else_is_in_the_batch_to_the_bit(
     await language_model.aclose()
 
 
-@pytest.mark.parametrize("backend", ["lean", "hosted"])
+@pytest.mark.parametrize("backend", ["fast", "hf"])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_continued_conversation_equals_one_from_scratch(family: Family, backend: str) -> None:
     model = small_models.model(family)
@@ -140,7 +140,7 @@ async def test_a_continued_conversation_equals_one_from_scratch(family: Family, 
             prompt += f"{completion.text}\nYou see a cup {turn}.\n>"
 
     await asyncio.gather(*(episode(number) for number in range(10)))
-    assert language_model.meter.reused_tokens > 0.2 * language_model.meter.prompt_tokens
+    assert language_model.stats.reused_tokens > 0.2 * language_model.stats.prompt_tokens
     await language_model.aclose()
 
 
@@ -152,13 +152,13 @@ async def test_a_conversation_that_turns_back_is_exact_too(family: Family) -> No
     tokens = small_models.tokenizer()("take apple 1 from fridge 1\n" * 8).input_ids
     await language_model.complete(ask("", prompt_token_ids=tuple(tokens), conversation="c"))
     for kept in (len(tokens), len(tokens) - 1, 30, 12, 3, 1):
-        before = language_model.meter.reused_tokens
+        before = language_model.stats.reused_tokens
         turned = (*tokens[:kept], 270, 271, 272)
         completion = await language_model.complete(ask("", prompt_token_ids=turned, conversation="c"))
         check_logprobs(model, completion)
         convolutions = [kind for kind in getattr(model.config, "layer_types", ()) if kind == "conv"]
         reach = len(convolutions) * (model.config.conv_L_cache - 1) if convolutions else 0
-        assert language_model.meter.reused_tokens - before >= min(kept, len(tokens)) - reach
+        assert language_model.stats.reused_tokens - before >= min(kept, len(tokens)) - reach
         await language_model.complete(ask("", prompt_token_ids=tuple(tokens), conversation="c"))
     await language_model.aclose()
 
@@ -187,9 +187,9 @@ TINY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("config", "backend"),
     [
-        (Qwen3Config(**TINY, head_dim=8), "lean"),
-        (MistralConfig(**TINY, sliding_window=7), "hosted"),
-        (GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=128), "hosted"),
+        (Qwen3Config(**TINY, head_dim=8), "fast"),
+        (MistralConfig(**TINY, sliding_window=7), "hf"),
+        (GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=128), "hf"),
         (Gemma2Config(**TINY, head_dim=8), "plain"),
         (BloomConfig(vocab_size=400, hidden_size=32, n_layer=2, n_head=4), "plain"),
     ],
@@ -230,7 +230,7 @@ async def test_adapters_on_the_projections_are_seen() -> None:
     model.model.layers[1].self_attn.q_proj = Adapted(model.model.layers[1].self_attn.q_proj)
     model.model.layers[0].conv.in_proj = Adapted(model.model.layers[0].conv.in_proj)
     language_model = opened(model)
-    assert language_model.backend == "hosted"
+    assert language_model.backend == "hf"
     first = await language_model.complete(ask(STARTS[0], conversation="c"))
     check_logprobs(model, first)
     with torch.no_grad():

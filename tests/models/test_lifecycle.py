@@ -26,7 +26,7 @@ def opened(model: Any | None = None, **settings: Any) -> LocalLanguageModel:
     return LocalLanguageModel(
         model if model is not None else small_models.model(),
         small_models.tokenizer(),
-        **{"closing_tokens": (), **settings},
+        **{"stop_token_ids": (), **settings},
     )
 
 
@@ -69,7 +69,7 @@ def new_parameters(model: Any) -> None:
     block.conv.in_proj.weight = torch.nn.Parameter(block.conv.in_proj.weight.detach() * 2)
 
 
-@pytest.mark.parametrize("backend", ["lean", "hosted", "plain"])
+@pytest.mark.parametrize("backend", ["fast", "hf", "plain"])
 @pytest.mark.parametrize("change", [optimiser_step, data_edit, data_swap])
 async def test_new_weights_are_seen_without_a_reload(change: Any, backend: str) -> None:
     language_model = opened(backend=backend)
@@ -77,11 +77,11 @@ async def test_new_weights_are_seen_without_a_reload(change: Any, backend: str) 
     change(language_model.model)
     second = await language_model.complete(ask(PROMPT + first.text + " look", conversation="c"))
     check_logprobs(language_model, second)
-    assert language_model.meter.reused_tokens == 0
+    assert language_model.stats.reused_tokens == 0
     await language_model.aclose()
 
 
-@pytest.mark.parametrize("backend", ["lean", "hosted", "plain"])
+@pytest.mark.parametrize("backend", ["fast", "hf", "plain"])
 async def test_parameters_that_were_replaced_are_found_when_told(backend: str) -> None:
     language_model = opened(backend=backend)
     await language_model.complete(ask())
@@ -104,20 +104,20 @@ async def test_adapters_added_later_are_found_when_told() -> None:
             return self.base(x) * (1 + self.more)  # type: ignore[no-any-return]
 
     language_model = opened()
-    assert language_model.backend == "lean"
+    assert language_model.backend == "fast"
     await language_model.complete(ask())
     block = language_model.model.model.layers[0]
     block.conv.in_proj = Doubled(block.conv.in_proj)
     language_model.weights_changed()
     check_logprobs(language_model, await language_model.complete(ask()))
-    assert language_model.backend == "hosted"
+    assert language_model.backend == "hf"
     await language_model.aclose()
 
 
 async def test_training_mode_and_gradients_are_left_alone() -> None:
     model = small_models.model()
     model.train()
-    language_model = opened(model, backend="hosted")
+    language_model = opened(model, backend="hf")
     await language_model.complete(ask())
     assert model.training
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
@@ -126,16 +126,16 @@ async def test_training_mode_and_gradients_are_left_alone() -> None:
     await language_model.aclose()
 
 
-async def test_a_request_under_way_goes_on_with_the_new_weights() -> None:
+async def test_a_request_running_goes_on_with_the_new_weights() -> None:
     model = small_models.model()
     language_model = opened(model)
-    under_way = asyncio.ensure_future(language_model.complete(ask(max_tokens=600)))
-    await until(lambda: language_model.meter.sampled_tokens >= 50)
+    running = asyncio.ensure_future(language_model.complete(ask(max_tokens=600)))
+    await until(lambda: language_model.stats.sampled_tokens >= 50)
     with language_model.updating():
-        before = language_model.meter.sampled_tokens
+        before = language_model.stats.sampled_tokens
         old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         data_edit(model)
-    completion = await under_way
+    completion = await running
     assert 50 <= before < 600
     new = small_models.own_logprobs(model, completion.prompt_token_ids, completion.token_ids)
     assert completion.logprobs[before:] == pytest.approx(new[before:], abs=1e-4)
@@ -160,46 +160,46 @@ async def test_eviction_costs_recomputation_and_nothing_else() -> None:
     roomy, tight, none = opened(), opened(cache_bytes=20_000), opened(cache_bytes=0)
     texts = [await play(language_model) for language_model in (roomy, tight, none)]
     assert texts[0] == texts[1] == texts[2]
-    assert roomy.meter.reused_tokens > tight.meter.reused_tokens >= 0
-    assert none.meter.reused_tokens == 0
-    assert 0 < tight._lanes.all[0].engine.store.size <= 20_000
-    assert len(none._lanes.all[0].engine.store) == 0
+    assert roomy.stats.reused_tokens > tight.stats.reused_tokens >= 0
+    assert none.stats.reused_tokens == 0
+    assert 0 < tight._workers.all[0].scheduler.prefix_cache.size <= 20_000
+    assert len(none._workers.all[0].scheduler.prefix_cache) == 0
     await asyncio.gather(roomy.aclose(), tight.aclose(), none.aclose())
 
 
 async def test_a_small_batch_serves_everybody_in_the_end() -> None:
     wide, narrow = opened(), opened(max_batch=2)
     assert await play(wide) == await play(narrow)
-    assert wide.meter.steps < narrow.meter.steps
+    assert wide.stats.steps < narrow.stats.steps
     await asyncio.gather(wide.aclose(), narrow.aclose())
 
 
 async def test_two_lanes_say_what_one_says_and_share_the_work() -> None:
-    one, two = opened(lanes=1), opened(lanes=2)
+    one, two = opened(workers=1), opened(workers=2)
     assert await play(one, episodes=80, turns=2) == await play(two, episodes=80, turns=2)
-    done = [lane.engine.meter.requests for lane in two._lanes.all]
+    done = [worker.scheduler.stats.requests for worker in two._workers.all]
     assert done == [80, 80]
-    assert one.meter.requests == two.meter.requests == 160
-    assert one.meter.reused_tokens == two.meter.reused_tokens > 0
+    assert one.stats.requests == two.stats.requests == 160
+    assert one.stats.reused_tokens == two.stats.reused_tokens > 0
     await asyncio.gather(one.aclose(), two.aclose())
 
 
 async def test_a_second_lane_waits_until_the_first_has_enough() -> None:
-    language_model = opened(lanes=2)
+    language_model = opened(workers=2)
     await play(language_model, episodes=12)
-    assert [lane.conversations for lane in language_model._lanes.all] == [12, 0]
+    assert [worker.conversations for worker in language_model._workers.all] == [12, 0]
     for number in range(12):
         language_model.forget(str(number))
-    assert [lane.conversations for lane in language_model._lanes.all] == [0, 0]
+    assert [worker.conversations for worker in language_model._workers.all] == [0, 0]
     await asyncio.gather(*(language_model.complete(ask(seed=seed)) for seed in range(40)))
-    assert all(lane.engine.meter.requests for lane in language_model._lanes.all)
-    assert [lane.under_way for lane in language_model._lanes.all] == [0, 0]
+    assert all(worker.scheduler.stats.requests for worker in language_model._workers.all)
+    assert [worker.running for worker in language_model._workers.all] == [0, 0]
     await language_model.aclose()
 
 
 async def test_every_lane_sees_new_weights() -> None:
     model = small_models.model()
-    language_model = LocalLanguageModel(model, small_models.tokenizer(), closing_tokens=(), lanes=2)
+    language_model = LocalLanguageModel(model, small_models.tokenizer(), stop_token_ids=(), workers=2)
     requests = [ask(f"episode {number}: {PROMPT}", conversation=str(number)) for number in range(40)]
     await asyncio.gather(*map(language_model.complete, requests))
     with language_model.updating(), torch.no_grad():
@@ -218,8 +218,8 @@ async def test_a_forgotten_conversation_frees_its_memory() -> None:
         language_model.forget(str(number))
     language_model.forget("never heard of")
     await language_model.complete(ask())
-    assert language_model._lanes.all[0].engine.store.size == 0
-    assert not language_model._lanes.all[0].engine.transcripts._turns
+    assert language_model._workers.all[0].scheduler.prefix_cache.size == 0
+    assert not language_model._workers.all[0].scheduler.histories._turns
     await language_model.aclose()
 
 
@@ -233,7 +233,7 @@ async def test_a_caller_who_gives_up_disturbs_nobody() -> None:
     impatient = [
         asyncio.ensure_future(language_model.complete(ask(seed=seed, max_tokens=900))) for seed in range(3)
     ]
-    await until(lambda: language_model.meter.steps >= 10)
+    await until(lambda: language_model.stats.steps >= 10)
     impatient[0].cancel()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(impatient[1], 0.001)
@@ -243,9 +243,9 @@ async def test_a_caller_who_gives_up_disturbs_nobody() -> None:
     impatient[2].cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await impatient[2]
-    await until(lambda: not language_model._lanes.all[0]._working)
-    assert language_model._lanes.all[0].engine.idle
-    assert language_model.meter.sampled_tokens < 6 * 100 + 3 * 900
+    await until(lambda: not language_model._workers.all[0]._working)
+    assert language_model._workers.all[0].scheduler.idle
+    assert language_model.stats.sampled_tokens < 6 * 100 + 3 * 900
     await asyncio.gather(calm.aclose(), language_model.aclose())
 
 
@@ -281,9 +281,9 @@ def with_embedding(kind: type[torch.nn.Embedding]) -> Any:
 
 @pytest.mark.parametrize("kind", [Stumbling, Blurting])
 async def test_a_failing_pass_fails_only_those_concerned(kind: type[torch.nn.Embedding]) -> None:
-    healthy = opened(backend="hosted")
+    healthy = opened(backend="hf")
     language_model = opened(with_embedding(kind))
-    assert language_model.backend == "hosted"
+    assert language_model.backend == "hf"
     prompts = [tuple(range(260, 270 + number)) for number in range(8)]
     good = [ask(prompt_token_ids=prompt, choices=("look", "inventory")) for prompt in prompts]
     bad = [
@@ -307,7 +307,7 @@ async def test_a_failing_pass_fails_only_those_concerned(kind: type[torch.nn.Emb
 async def test_a_batch_that_is_too_much_is_made_smaller() -> None:
     model = with_embedding(Stumbling)
     language_model = opened(model)
-    language_model._lanes.all[0].engine._backend.forward._twin.model.embed_tokens.most = 40  # type: ignore[attr-defined]
+    language_model._workers.all[0].scheduler._backend.forward._twin.model.embed_tokens.most = 40  # type: ignore[attr-defined]
     choices = ("look", "inventory")
     requests = [ask(prompt_token_ids=tuple(range(260, 270)), choices=choices, seed=s) for s in range(20)]
     answers = await asyncio.gather(*map(language_model.complete, requests))
@@ -318,7 +318,7 @@ async def test_a_batch_that_is_too_much_is_made_smaller() -> None:
 async def test_after_the_end_there_are_only_errors() -> None:
     language_model = opened()
     waiting = [asyncio.ensure_future(language_model.complete(ask(max_tokens=900))) for _ in range(3)]
-    await until(lambda: language_model.meter.steps > 0)
+    await until(lambda: language_model.stats.steps > 0)
     await language_model.aclose()
     await language_model.aclose()
     for answer in await asyncio.gather(*waiting, return_exceptions=True):
@@ -340,9 +340,9 @@ def test_one_model_serves_one_event_loop_after_another() -> None:
 
 async def test_the_event_loop_stays_free_while_the_model_computes() -> None:
     language_model = opened()
-    under_way = asyncio.ensure_future(language_model.complete(ask(max_tokens=900)))
+    running = asyncio.ensure_future(language_model.complete(ask(max_tokens=900)))
     ticks = 0
-    while not under_way.done():
+    while not running.done():
         await asyncio.sleep(0.001)
         ticks += 1
     assert ticks > 20
@@ -353,8 +353,8 @@ async def test_the_threads_of_the_model_are_not_those_of_its_owner() -> None:
     language_model = opened(threads=2)
     before = torch.get_num_threads()
     await language_model.complete(ask())
-    assert language_model._lanes.all[0].worker is not None
-    assert language_model._lanes.all[0].worker.submit(torch.get_num_threads).result() == 2
+    assert language_model._workers.all[0].executor is not None
+    assert language_model._workers.all[0].executor.submit(torch.get_num_threads).result() == 2
     assert torch.get_num_threads() == before
     await language_model.aclose()
 

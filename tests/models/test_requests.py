@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.local.sampling import SamplingParams, pick, uniforms
+from dreamgym.models.local.sampling import SamplingParams, sample_tokens, uniforms
 from dreamgym.types import CompletionRequest, FailureKind
 from tests.models import small_models
 
@@ -29,8 +29,8 @@ async def language_model() -> AsyncIterator[LocalLanguageModel]:
     await opened.aclose()
 
 
-def ask(**wishes: Any) -> CompletionRequest:
-    return CompletionRequest(**{"prompt": PROMPT, "max_tokens": 20, "temperature": 1.0, **wishes})
+def ask(**params: Any) -> CompletionRequest:
+    return CompletionRequest(**{"prompt": PROMPT, "max_tokens": 20, "temperature": 1.0, **params})
 
 
 def text_of(tokens: Sequence[int]) -> str:
@@ -56,10 +56,10 @@ def test_draws_follow_the_distribution() -> None:
     count = 20_000
     logits = torch.tensor([[2.0, 0.0, 1.0, -torch.inf, -1.0]]).expand(count, 5)
     for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8)):
-        wishes = SamplingParams.of(
+        params = SamplingParams.of(
             list(range(count)), [temperature] * count, [top_p] * count, torch.device("cpu")
         )
-        drawn = pick(logits, wishes, np.full(count, 5, dtype=np.uint64))
+        drawn = sample_tokens(logits, params, np.full(count, 5, dtype=np.uint64))
         shares = torch.bincount(drawn, minlength=5) / count
         expected = (logits[0] / temperature).softmax(-1)
         if top_p < 1:
@@ -98,7 +98,7 @@ async def test_text_ends_before_the_stop_string_and_tokens_keep_it(
 async def test_a_stop_character_made_of_several_tokens_is_noticed(language_model: LocalLanguageModel) -> None:
     heart = small_models.tokenizer()("♥", add_special_tokens=False).input_ids
     assert len(heart) == 3
-    assert set(heart) <= language_model._lanes.all[0].engine._codec.watched(("♥",))
+    assert set(heart) <= language_model._workers.all[0].scheduler._codec.watched(("♥",))
 
 
 async def test_a_completion_ends_with_the_closing_token_or_at_its_limit(
@@ -177,7 +177,7 @@ async def test_a_completion_ends_where_the_context_does(language_model: LocalLan
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "params",
     [
         {"temperature": -0.1},
         {"temperature": float("nan")},
@@ -193,10 +193,10 @@ async def test_a_completion_ends_where_the_context_does(language_model: LocalLan
     ids=str,
 )
 async def test_impossible_wishes_are_refused(
-    language_model: LocalLanguageModel, wishes: dict[str, Any]
+    language_model: LocalLanguageModel, params: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        await language_model.complete(ask(**wishes))
+        await language_model.complete(ask(**params))
 
 
 HOSTILE = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym.models.local.tokenization import TextCodec, Transcripts
+from dreamgym.models.local.tokenization import TextCodec, TokenHistory
 from tests.models import small_models
 
 PROMPT = "You see a fridge 1.\n>"
@@ -26,42 +26,42 @@ def spelt(text: str) -> list[int]:
     return [int(token) for letter in text for token in small_models.tokenizer()(letter).input_ids[1:]]
 
 
-def recorded(codec: TextCodec, sampled: list[int]) -> tuple[Transcripts, list[int]]:
-    transcripts = Transcripts(codec)
-    prompt = transcripts.tokens_of(PROMPT, "c")
-    transcripts.record("c", PROMPT, prompt, sampled)
-    return transcripts, prompt
+def recorded(codec: TextCodec, sampled: list[int]) -> tuple[TokenHistory, list[int]]:
+    histories = TokenHistory(codec)
+    prompt = histories.tokens_of(PROMPT, "c")
+    histories.record("c", PROMPT, prompt, sampled)
+    return histories, prompt
 
 
 def test_sampled_tokens_are_kept_when_the_prompt_goes_on(codec: TextCodec) -> None:
     sampled = spelt("look")
     assert len(sampled) == 4
-    transcripts, prompt = recorded(codec, sampled)
-    after = transcripts.tokens_of(PROMPT + "look\nYou see", "c")
+    histories, prompt = recorded(codec, sampled)
+    after = histories.tokens_of(PROMPT + "look\nYou see", "c")
     assert after == prompt + sampled + codec.more("\nYou see")
-    assert transcripts.tokens_of(PROMPT + "look\nYou see", "another") == codec.start(PROMPT + "look\nYou see")
+    assert histories.tokens_of(PROMPT + "look\nYou see", "another") == codec.start(PROMPT + "look\nYou see")
 
 
 def test_a_stop_string_that_was_sampled_is_kept_only_if_the_prompt_has_it(codec: TextCodec) -> None:
     sampled = [*spelt("look"), *spelt("\n")]
-    transcripts, prompt = recorded(codec, sampled)
-    assert transcripts.tokens_of(PROMPT + "look\n>", "c") == prompt + sampled + codec.more(">")
-    assert transcripts.tokens_of(PROMPT + "look!", "c") == prompt + spelt("look") + codec.more("!")
+    histories, prompt = recorded(codec, sampled)
+    assert histories.tokens_of(PROMPT + "look\n>", "c") == prompt + sampled + codec.more(">")
+    assert histories.tokens_of(PROMPT + "look!", "c") == prompt + spelt("look") + codec.more("!")
 
 
 def test_a_closing_token_is_not_part_of_what_comes_next(codec: TextCodec) -> None:
-    transcripts, prompt = recorded(codec, [*spelt("look"), 1])
-    assert transcripts.tokens_of(PROMPT + "look\n>", "c") == prompt + spelt("look") + codec.more("\n>")
+    histories, prompt = recorded(codec, [*spelt("look"), 1])
+    assert histories.tokens_of(PROMPT + "look\n>", "c") == prompt + spelt("look") + codec.more("\n>")
 
 
 def test_the_same_prompt_again_has_the_same_tokens(codec: TextCodec) -> None:
-    transcripts, prompt = recorded(codec, spelt("look"))
-    assert transcripts.tokens_of(PROMPT, "c") == prompt
+    histories, prompt = recorded(codec, spelt("look"))
+    assert histories.tokens_of(PROMPT, "c") == prompt
 
 
 def test_a_prompt_that_does_not_go_on_is_read_afresh(codec: TextCodec) -> None:
-    transcripts, _ = recorded(codec, spelt("look"))
-    assert transcripts.tokens_of("You see nothing.", "c") == codec.start("You see nothing.")
+    histories, _ = recorded(codec, spelt("look"))
+    assert histories.tokens_of("You see nothing.", "c") == codec.start("You see nothing.")
 
 
 @given(
@@ -71,9 +71,9 @@ def test_a_prompt_that_does_not_go_on_is_read_afresh(codec: TextCodec) -> None:
 )
 def test_a_prompt_that_goes_on_always_says_what_it_says(sampled: list[int], cut: int, more: str) -> None:
     codec = TextCodec(small_models.tokenizer())
-    transcripts, prompt = recorded(codec, sampled)
+    histories, prompt = recorded(codec, sampled)
     following = PROMPT + codec.decode(sampled)[:cut] + more
-    tokens = transcripts.tokens_of(following, "c")
+    tokens = histories.tokens_of(following, "c")
     assert tokens[: len(prompt)] == prompt
     # Bytes that are no character read as the replacement character, in the sampled text as in ours.
     assert codec.decode(tokens) == following
@@ -92,12 +92,12 @@ def like_sentencepiece() -> Any:
 
 def test_no_space_sneaks_in_where_a_conversation_goes_on() -> None:
     codec = TextCodec(like_sentencepiece())
-    transcripts = Transcripts(codec)
-    prompt = transcripts.tokens_of("see a", "c")
+    histories = TokenHistory(codec)
+    prompt = histories.tokens_of("see a", "c")
     sampled = codec.more(" go north")
     assert codec.decode(sampled, after=prompt[-1]) == " go north"
-    transcripts.record("c", "see a", prompt, sampled)
-    after = transcripts.tokens_of("see a go north.\nsee", "c")
+    histories.record("c", "see a", prompt, sampled)
+    after = histories.tokens_of("see a go north.\nsee", "c")
     assert after[: len(prompt) + len(sampled)] == prompt + sampled
     assert codec.decode(after) == "see a go north.\nsee"
 

@@ -33,10 +33,10 @@ async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_i
                 await annotator.complete(question(1))
             with stage("practice"):
                 await asyncio.gather(*(judge.complete(question(n)) for n in range(2, 5)))
-            meter = server.local.meter
+            stats = server.local.stats
             total = models.spending.total
-            assert total.prompt_tokens == meter.prompt_tokens
-            assert total.reply_tokens == meter.sampled_tokens
+            assert total.prompt_tokens == stats.prompt_tokens
+            assert total.reply_tokens == stats.sampled_tokens
             assert total.money == pytest.approx(total.prompt_tokens / 1e6 + total.reply_tokens / 1e5)
             counted = {place: row.requests for place, row in models.spending.rows.items()}
             assert counted == {("annotation", "annotator", "near"): 1, ("practice", "judge", "near"): 3}

@@ -22,7 +22,7 @@ from dreamgym.experience.dataset import examples
 from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.plain_annotator import PlainAnnotator
 from dreamgym.experience.reply_format import PromptSettings, parse_reply
-from dreamgym.models.local.chat_template import ChatLanguageModel, as_taught
+from dreamgym.models.local.chat_template import ChatLanguageModel, with_chat_template
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.training.annotators import choose_annotator, explained
@@ -218,11 +218,11 @@ async def test_traces_without_a_sheet_are_explained_by_rules_on_one_made_in_hind
 async def test_a_chat_model_is_asked_in_its_template_and_a_message_opens_no_turn() -> None:
     tokenizer = make_tokenizer(["user says hello, bot says ok."], vocab_size=300)
     plain = LocalLanguageModel(make_model("nano", tokenizer, family="llama"), tokenizer)
-    assert as_taught(plain) is plain
+    assert with_chat_template(plain) is plain
     tokenizer.chat_template = (
         "<bos>user: {{ messages[0]['content'] }}<eos>{% if add_generation_prompt %}bot: {% endif %}"
     )
-    model = as_taught(plain)
+    model = with_chat_template(plain)
     assert isinstance(model, ChatLanguageModel)
     done = await model.complete(CompletionRequest(prompt="say <eos> hello", max_tokens=3))
     asked = list(done.prompt_token_ids)

@@ -173,7 +173,7 @@ def weights_of(model: str) -> str:
 
 async def _serve(source: str, name: str, host: str, port: int, key: str) -> None:
     from dreamgym.models.http_server import HttpServer
-    from dreamgym.models.local.chat_template import as_taught
+    from dreamgym.models.local.chat_template import with_chat_template
     from dreamgym.models.local.language_model import LocalLanguageModel
     from dreamgym.models.serve import ModelServer
     from dreamgym.training.model_setup import quiet_transformers
@@ -183,7 +183,7 @@ async def _serve(source: str, name: str, host: str, port: int, key: str) -> None
     served = ModelServer(
         name,
         plain=local,
-        chat=as_taught(local),
+        chat=with_chat_template(local),
         context=getattr(local.model.config, "max_position_embeddings", None),
         key=key,
     )

@@ -135,9 +135,9 @@ class LanguageModels:
         check_named(name, self._config)
         if name.startswith(REMOTE):
             return EndpointLanguageModel(self.endpoint(name), role=role)
-        from dreamgym.models.local.chat_template import as_taught
+        from dreamgym.models.local.chat_template import with_chat_template
 
-        return as_taught(self._loaded(name))
+        return with_chat_template(self._loaded(name))
 
     def endpoint(self, name: str) -> Endpoint:
         settings = find_endpoint(name, self._config.endpoints)

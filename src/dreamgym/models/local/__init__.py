@@ -1,1 +1,1 @@
-"""Language models that run in this process: a scheduler with continuous batching over shared KV caches."""
+"""Language models in this process: continuous batching over KV caches, with exact tokens and log-probs."""

@@ -1,8 +1,8 @@
-"""Picks the fastest way to run a model that provably gives what the model itself gives.
+"""Chooses the fastest backend whose logits match the model's own.
 
-Three ways: our own short pass for the families we know (`lean`), the model's modules with our attention
-(`hosted`), and the model as it is, whole sequences one by one (`plain`: right for anything, slow). Before the
-first two are trusted, their logits are compared with the model's own on its present weights.
+Three backends: our own forward pass for known families (`fast`), the model's modules with our attention
+(`hf`), and the unchanged model on whole sequences one by one (`plain`: works for any model, slow). The first
+two are compared with the model's own logits before they are used.
 """
 
 from __future__ import annotations
@@ -15,75 +15,73 @@ import torch
 from torch import Tensor
 
 from dreamgym.models.local.fast_forward import FastForward
-from dreamgym.models.local.hf_forward import HFForward, twin_of
-from dreamgym.models.local.kv_cache import SavedRow
+from dreamgym.models.local.hf_forward import HFForward, shared_copy
+from dreamgym.models.local.kv_cache import CachedPrefix
 from dreamgym.models.local.packed_batch import PackedBackend, PackedForward
 
 logger = logging.getLogger("dreamgym.models")
 
 
 class Backend(Protocol):
-    """What the engine needs: see `packed.PackedBackend` for the meaning of each."""
+    """What the scheduler needs; `packed_batch.PackedBackend` documents each method."""
 
     device: torch.device
 
     @property
     def bytes_per_token(self) -> int: ...
 
-    def enter(self, rows: Sequence[tuple[list[int], SavedRow | None]], columns: int) -> list[int]: ...
+    def enter(self, rows: Sequence[tuple[list[int], CachedPrefix | None]], columns: int) -> list[int]: ...
 
     def step(self, sequences: Sequence[list[int]]) -> Tensor: ...
 
-    def save(self, row: int, tokens: list[int], into: SavedRow | None) -> SavedRow | None: ...
+    def save(self, row: int, tokens: list[int], into: CachedPrefix | None) -> CachedPrefix | None: ...
 
     def keep(self, order: Sequence[int]) -> None: ...
 
-    def scrub(self, row: int) -> None: ...
+    def zero_row(self, row: int) -> None: ...
 
     def refresh(self) -> None: ...
 
 
 class PlainBackend:
-    """Computes every sequence from its beginning, alone, with the model's own forward pass."""
+    """Recomputes every sequence from its first token, alone, with the model's own forward pass."""
 
     bytes_per_token = 0
 
     def __init__(self, model: Any) -> None:
-        self._twin = twin_of(model)
+        self._copy = shared_copy(model)
         self.device = next(model.parameters()).device
 
-    def enter(self, rows: Sequence[tuple[list[int], SavedRow | None]], columns: int) -> list[int]:
+    def enter(self, rows: Sequence[tuple[list[int], CachedPrefix | None]], columns: int) -> list[int]:
         return [0] * len(rows)
 
     def step(self, sequences: Sequence[list[int]]) -> Tensor:
-        return torch.cat([_own_logits(self._twin, tokens) for tokens in sequences])
+        return torch.cat([_own_logits(self._copy, tokens) for tokens in sequences])
 
-    def save(self, row: int, tokens: list[int], into: SavedRow | None) -> None:
+    def save(self, row: int, tokens: list[int], into: CachedPrefix | None) -> None:
         return None
 
     def keep(self, order: Sequence[int]) -> None: ...
 
-    def scrub(self, row: int) -> None: ...
+    def zero_row(self, row: int) -> None: ...
 
     def refresh(self) -> None: ...
 
 
 def choose_backend(model: Any, only: str | None = None) -> tuple[str, Backend]:
-    """The first of lean, hosted and plain that can run this model, with its name; if given, `only` that."""
+    """The first of fast, hf and plain that can run this model, with its name; only `only` if given."""
     for name, build in _candidates(model):
         if only is not None and name != only:
             continue
         try:
             backend = build()
-            if agrees(backend, model):
+            if matches_model(backend, model):
                 return name, backend
-        except (
-            Exception
-        ):  # not known here, or code of its own that fails in any way when its attention is replaced
+        except Exception:  # unsupported, or remote code that fails with replaced attention
             continue
     if only != "plain":
         logger.warning(
-            "%s keeps a memory that we cannot hold: every token costs a pass over the whole text",
+            "%s cannot use the KV cache of this engine: every token costs a pass over the whole text",
             type(model).__name__,
         )
     return "plain", PlainBackend(model)
@@ -93,15 +91,15 @@ def _candidates(model: Any) -> Iterator[tuple[str, Callable[[], PackedBackend]]]
     def packed(forward: PackedForward) -> PackedBackend:
         return PackedBackend(forward, next(model.parameters()).device)
 
-    yield "lean", lambda: packed(FastForward(model))
-    yield "hosted", lambda: packed(HFForward(model))
+    yield "fast", lambda: packed(FastForward(model))
+    yield "hf", lambda: packed(HFForward(model))
 
 
 @torch.inference_mode()
-def agrees(backend: PackedBackend, model: Any) -> bool:
-    """Whether logits are the model's own: of fresh rows, when decoding, and after what was saved."""
-    twin = twin_of(model)
-    size = twin.get_input_embeddings().weight.shape[0]
+def matches_model(backend: PackedBackend, model: Any) -> bool:
+    """Whether logits equal the model's own: after prefill, while decoding, and after a cached prefix."""
+    copied = shared_copy(model)
+    size = copied.get_input_embeddings().weight.shape[0]
     drawn = torch.randint(size, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     first, second, third = drawn[:21], drawn[21:28], drawn[:17] + drawn[28:]
     rounds = []
@@ -113,8 +111,8 @@ def agrees(backend: PackedBackend, model: Any) -> bool:
     rounds.append((backend.step(longer), longer))
     backend.keep([])
     for logits, sequences in rounds:
-        own = torch.cat([_own_logits(twin, tokens) for tokens in sequences])
-        # Weights that give no numbers cannot tell one way from another.
+        own = torch.cat([_own_logits(copied, tokens) for tokens in sequences])
+        # Weights that give NaN cannot be compared.
         tolerance = 1e-3 if logits.dtype == torch.float32 else 5e-2
         close = (logits - own).abs().max() <= tolerance * own.abs().max().clamp(min=1.0)
         if own.isfinite().all() and not close:
@@ -124,7 +122,7 @@ def agrees(backend: PackedBackend, model: Any) -> bool:
 
 @torch.inference_mode()
 def is_batch_invariant(model: Any, only: str | None = None) -> bool:
-    """Whether a row's logits are the same to the bit alone and among others, on this processor."""
+    """Whether a row's logits are bit-equal alone and in a batch, on this processor."""
     _, backend = choose_backend(model, only)
     drawn = torch.randint(model.get_input_embeddings().weight.shape[0], (96,)).tolist()
     rows = [drawn[:5], drawn[5:60], drawn[60:61], drawn[61:]]

@@ -1,7 +1,7 @@
-"""A chat model in the role of a language model: the prompt is a user's message in the model's own template.
+"""A chat model as a language model: the prompt becomes a user message in the model's chat template.
 
-Only the template's own text may hold special tokens. Those named in a message are spelt out like other words,
-so a state that an environment shows can end no turn and open none.
+Only the template's own text may contain special tokens. Special tokens named in a message are tokenized as
+plain text, so a state of an environment can neither end nor open a turn.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.protocols import LanguageModel
 from dreamgym.types import Completion, CompletionRequest
 
-_HERE, _SYSTEM_HERE = "MESSAGE-STANDS-HERE", "INSTRUCTIONS-STAND-HERE"
+_HERE, _SYSTEM_HERE = "MESSAGE-PLACEHOLDER", "SYSTEM-PLACEHOLDER"
 
 
 class ChatLanguageModel:
-    """Asks a local model by its chat template, one message at a time."""
+    """Wraps a local model with its chat template, one message per request."""
 
     def __init__(self, model: LocalLanguageModel, tokenizer: Any) -> None:
         self._model = model
@@ -28,7 +28,7 @@ class ChatLanguageModel:
         message = {"role": "user", "content": _HERE}
         self._before, self._after = _parts(tokenizer, [message], _HERE)
         self._around_system: list[list[int]] | None = None
-        with suppress(Exception):  # templates without a place for a system message say so in many ways
+        with suppress(Exception):  # templates without a system message raise many kinds of errors
             system = {"role": "system", "content": _SYSTEM_HERE}
             self._around_system = _parts(tokenizer, [system, message], _SYSTEM_HERE, _HERE)
 
@@ -36,23 +36,23 @@ class ChatLanguageModel:
         more = self._codec.more
         if request.system and self._around_system is not None:
             first, middle, last = self._around_system
-            asked = with_system(replace(request, system="")).prompt
-            tokens = (*first, *more(request.system), *middle, *more(asked), *last)
+            prompt = with_system(replace(request, system="")).prompt
+            tokens = (*first, *more(request.system), *middle, *more(prompt), *last)
         else:
             tokens = (*self._before, *more(with_system(request).prompt), *self._after)
         return await self._model.complete(replace(request, prompt_token_ids=tokens, system="", turns=()))
 
 
 def _parts(tokenizer: Any, messages: list[dict[str, str]], *places: str) -> list[list[int]]:
-    """The template's own tokens before, between and after these places."""
-    told = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    parts = re.split("|".join(places), told)
+    """The template's own tokens before, between and after these placeholders."""
+    rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    parts = re.split("|".join(places), rendered)
     if len(parts) != len(places) + 1:
-        raise ValueError(f"expected each of {places} once, in {told!r}")
+        raise ValueError(f"expected each of {places} once, in {rendered!r}")
     return [list(tokenizer(part, add_special_tokens=False).input_ids) for part in parts]
 
 
-def as_taught(model: LocalLanguageModel) -> LanguageModel:
-    """The model, asked by its chat template if it has one."""
+def with_chat_template(model: LocalLanguageModel) -> LanguageModel:
+    """The model, wrapped with its chat template if it has one."""
     tokenizer = model.tokenizer
     return ChatLanguageModel(model, tokenizer) if getattr(tokenizer, "chat_template", None) else model

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dreamgym.models.local.kv_cache import Step, Workspace
+from dreamgym.models.local.kv_cache import KVCache, Step
 
 FAMILIES = ("llama", "qwen2", "qwen3", "lfm2")
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -79,13 +79,13 @@ class _Attention:
             scale=module.scaling,
         )
 
-    def __call__(self, residual: Tensor, x: Tensor, around: _Surroundings) -> Tensor:
+    def __call__(self, residual: Tensor, x: Tensor, context: _StepContext) -> Tensor:
         tokens = x.shape[0]
         q, k, v = (part(x).view(tokens, -1, self.size) for part in (self.q, self.k, self.v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = around.rotate(q), around.rotate(k)
-        mixed = around.workspace.attend(self.layer, around.step, q, k, v, self.scale)
+        q, k = context.rotate(q), context.rotate(k)
+        mixed = context.cache.attend(self.layer, context.step, q, k, v, self.scale)
         return self.out.added_to(residual, mixed.reshape(tokens, -1))
 
 
@@ -109,9 +109,9 @@ class _ShortConvolution:
             bias=module.conv.bias,
         )
 
-    def __call__(self, residual: Tensor, x: Tensor, around: _Surroundings) -> Tensor:
+    def __call__(self, residual: Tensor, x: Tensor, context: _StepContext) -> Tensor:
         entry, gate, value = self.inside(x).chunk(3, -1)
-        now, *before = around.workspace.shift(self.layer, around.step, entry * value, len(self.taps) - 1)
+        now, *before = context.cache.shift(self.layer, context.step, entry * value, len(self.taps) - 1)
         mixed = now * self.taps[0]
         for past, tap in zip(before, self.taps[1:], strict=True):
             mixed.addcmul_(past, tap)
@@ -153,18 +153,18 @@ class _Block:
             down=_Linear.of(wide.down_proj),
         )
 
-    def __call__(self, x: Tensor, around: _Surroundings) -> Tensor:
-        x = self.mixer(x, self.norm(x), around)
+    def __call__(self, x: Tensor, context: _StepContext) -> Tensor:
+        x = self.mixer(x, self.norm(x), context)
         wide = self.wide_norm(x)
         return self.down.added_to(x, functional.silu(self.gate(wide)).mul_(self.up(wide)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Surroundings:
-    """What the blocks of one step share."""
+class _StepContext:
+    """What all blocks of one step share."""
 
     step: Step
-    workspace: Workspace
+    cache: KVCache
     cosine: Tensor
     sine: Tensor
     """`(tokens, 1, size)`; the first half is negated, so that rotating needs no other sign."""
@@ -174,11 +174,11 @@ class _Surroundings:
 
 
 class FastForwardUnsupportedError(Exception):
-    """This model is not one that `FastForward` knows."""
+    """`FastForward` does not support this model."""
 
 
 class FastForward:
-    """Implements `packed.PackedForward`; whether it agrees with the model is checked by the caller."""
+    """Implements `packed_batch.PackedForward`; the caller checks it against the model."""
 
     def __init__(self, model: Any) -> None:
         """
@@ -200,7 +200,7 @@ class FastForward:
         self._cosine = self._sine = self._embedding.new_empty(0)
 
     def _rotations(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Of the step's positions, from tables that grow as rows do."""
+        """Rotary embeddings of the step's positions, from tables that grow on demand."""
         if step.end > len(self._cosine):
             rotation = self._model.model.rotary_emb
             places = torch.arange(max(1024, step.end * 3 // 2), device=rotation.inv_freq.device)
@@ -225,12 +225,12 @@ class FastForward:
             len(block.mixer.taps) - 1 for block in self._blocks if isinstance(block.mixer, _ShortConvolution)
         )
 
-    def __call__(self, tokens: Tensor, step: Step, workspace: Workspace) -> Tensor:
+    def __call__(self, tokens: Tensor, step: Step, cache: KVCache) -> Tensor:
         cosine, sine = self._rotations(step)
-        around = _Surroundings(step=step, workspace=workspace, cosine=cosine, sine=sine)
+        context = _StepContext(step=step, cache=cache, cosine=cosine, sine=sine)
         x = functional.embedding(tokens, self._embedding)
         for block in self._blocks:
-            x = block(x, around)
+            x = block(x, context)
         if step.last is not None:
             x = x[step.last]
         return self._head(self._norm(x))

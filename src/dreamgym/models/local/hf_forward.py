@@ -1,8 +1,7 @@
-"""A packed forward pass through a model's own Hugging Face modules, with our attention in their place.
+"""A packed forward pass through a model's own Hugging Face modules with our attention.
 
-transformers lets a model's attention be named; under our name, its modules hand queries, keys and values of
-packed tokens to the workspace. What else a layer does (norms, experts, adapters, rotations) stays its own
-business.
+transformers selects attention by name; under our name, its modules pass queries, keys and values of packed
+tokens to the KV cache. All else in a layer (norms, experts, adapters, rotary embeddings) is unchanged.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from dreamgym.models.local.kv_cache import Step, Workspace
+from dreamgym.models.local.kv_cache import KVCache, Step
 
 _ATTENTION = "dreamgym_packed"
 _now = threading.local()
 
 
 class HFForwardUnsupportedError(Exception):
-    """This model remembers more than our attention and short convolutions can hold."""
+    """This model has state other than attention and short convolutions."""
 
 
 class HFForward:
-    """Implements `packed.PackedForward`; whether it agrees with the model is checked by the caller."""
+    """Implements `packed_batch.PackedForward`; the caller checks it against the model."""
 
     def __init__(self, model: Any) -> None:
         """
@@ -35,41 +34,41 @@ class HFForward:
         kinds = set(getattr(model.config, "layer_types", None) or ())
         if unknown := kinds - {"full_attention", "sliding_attention", "conv"}:
             raise HFForwardUnsupportedError(f"layers of kind {sorted(unknown)!r}")
-        self._twin = twin_of(model)
+        self._copy = shared_copy(model)
         self._reach = 0
-        for module in list(self._twin.modules()):
+        for module in list(self._copy.modules()):
             for name, child in module.named_children():
                 if type(child).__name__.endswith("ShortConv"):
                     setattr(module, name, _PackedShortConvolution(child))
                     self._reach += child.conv.weight.shape[-1] - 1
-        inner = self._twin.get_base_model() if hasattr(self._twin, "get_base_model") else self._twin
+        inner = self._copy.get_base_model() if hasattr(self._copy, "get_base_model") else self._copy
         inner.set_attn_implementation(_ATTENTION)
         if inner.config._attn_implementation != _ATTENTION:
-            raise HFForwardUnsupportedError(f"{type(inner).__name__} does not let its attention be replaced")
+            raise HFForwardUnsupportedError(f"{type(inner).__name__} does not support a custom attention")
 
     @property
     def reach(self) -> int:
         return self._reach
 
     def refresh(self) -> None:
-        """Nothing to look up: the twin's parameters are the model's own."""
+        """Nothing to do: the copy shares the model's parameters."""
 
-    def __call__(self, tokens: Tensor, step: Step, workspace: Workspace) -> Tensor:
-        _now.step, _now.workspace = step, workspace
+    def __call__(self, tokens: Tensor, step: Step, cache: KVCache) -> Tensor:
+        _now.step, _now.cache = step, cache
         try:
-            output = self._twin(
+            output = self._copy(
                 input_ids=tokens[None],
                 position_ids=step.positions[None],
                 use_cache=False,
                 logits_to_keep=step.last if step.last is not None else 0,
             )
         finally:
-            del _now.step, _now.workspace
+            del _now.step, _now.cache
         return output.logits[0]  # type: ignore[no-any-return]
 
 
-def twin_of(model: Any) -> Any:
-    """The same parameters and buffers under new modules, whose mode and settings are ours."""
+def shared_copy(model: Any) -> Any:
+    """New modules over the same parameters and buffers, in evaluation mode."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared).eval()
 
@@ -89,7 +88,7 @@ def _attend(
         raise HFForwardUnsupportedError("attention with capped scores or sinks")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    mixed = _now.workspace.attend(module.layer_idx, _now.step, q, k, v, scale, sliding_window)
+    mixed = _now.cache.attend(module.layer_idx, _now.step, q, k, v, scale, sliding_window)
     return mixed[None], None
 
 
@@ -97,7 +96,7 @@ AttentionInterface.register(_ATTENTION, _attend)
 
 
 class _PackedShortConvolution(nn.Module):
-    """LFM2's gated short convolution for rows of any length; its own needs all rows equally long."""
+    """LFM2's gated short convolution for rows of any length; the original needs rows of equal length."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -106,7 +105,7 @@ class _PackedShortConvolution(nn.Module):
     def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:
         entry, gate, value = self.inner.in_proj(hidden_states[0]).chunk(3, -1)
         kernel = self.inner.conv.weight
-        shifted = _now.workspace.shift(self.inner.layer_idx, _now.step, entry * value, kernel.shape[-1] - 1)
+        shifted = _now.cache.shift(self.inner.layer_idx, _now.step, entry * value, kernel.shape[-1] - 1)
         mixed = sum(x * kernel[:, 0, -1 - lag] for lag, x in enumerate(shifted))
         if self.inner.conv.bias is not None:
             mixed = mixed + self.inner.conv.bias

@@ -1,10 +1,10 @@
-"""The working memory of a batch: what attention and short convolutions remember of every row.
+"""The KV cache of a batch: keys, values and short-convolution inputs of every row.
 
-Tokens of all rows travel packed, `(tokens, …)`, so that no layer computes padding. Only here they meet their
-row: keys and values live in one padded block per layer, a row each, and a step's tokens are either one per
-row (decoding; all rows in one batched product) or a chunk of one row that has just entered.
+Tokens of all rows travel packed, `(tokens, …)`, so that no layer computes padding. Keys and values are stored
+in one padded block per layer, one entry per row. The tokens of a step are either one per row (decoding; all
+rows in one batched product) or a prefill chunk of one row that has just joined.
 
-Rows that decode are always the first ones. A row's place says nothing about its conversation.
+Decoding rows always come first. The index of a row is independent of its conversation.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Tokens of one row that are computed together."""
+class PrefillChunk:
+    """Tokens of one row that are prefilled together."""
 
     row: int
     start: int
-    """Where it begins among the packed tokens."""
+    """Index of its first token among the packed tokens."""
     size: int
     position: int
-    """Of its first token in the row."""
+    """Position of its first token in the row."""
     fresh: int
-    """Position of the first token whose keys and values are not yet there; earlier ones only warm up."""
+    """Position of the first token that is not cached; earlier ones only warm up short convolutions."""
 
     @property
     def end(self) -> int:
@@ -39,22 +39,22 @@ class Chunk:
 
 
 MIN_ROWS = 4
-"""Rows of every matrix product. With fewer, BLAS picks other kernels, which round differently: a token's logits
+"""Minimum rows of every matrix product. With fewer, BLAS picks other kernels, which round differently: logits
 would depend on what else is in the batch."""
 
 _COLUMN_BLOCK = 16
-"""Keys of decoding rows are read in multiples of this, for the same reason."""
+"""Decoding reads keys in multiples of this, for the same reason."""
 
 
 class Step:
-    """Which tokens a forward pass computes, and what the layers share about them.
+    """Which tokens a forward pass computes, with the masks and indices that its layers share.
 
-    Logits of a row do not depend on the other rows of its step, to the bit, where the BLAS library computes
-    each row of a product alike (see `MIN_ROWS`; `backends.is_batch_invariant` checks it).
+    Logits of a row do not depend on the other rows of its step, to the bit, where BLAS rounds each row of a
+    product alike (see `MIN_ROWS`; `backends.is_batch_invariant` checks it).
     """
 
-    def __init__(self, lengths: Sequence[int], chunks: Sequence[Chunk], device: torch.device) -> None:
-        """`lengths`: tokens held by each row that decodes one more; these come first, then the chunks."""
+    def __init__(self, lengths: Sequence[int], chunks: Sequence[PrefillChunk], device: torch.device) -> None:
+        """`lengths`: cached tokens of each decoding row; these rows come first, then the chunks."""
         self.device = device
         self.decoding = len(lengths)
         self.chunks = tuple(chunks)
@@ -63,7 +63,7 @@ class Step:
         self.longest = math.ceil((max(lengths, default=0) + 1) / _COLUMN_BLOCK) * _COLUMN_BLOCK
         self._lengths = torch.tensor(lengths, dtype=torch.long, device=device)
         self._bias: dict[int | None, Tensor] = {}
-        self._chunk_bias: dict[tuple[Chunk, int | None], Tensor] = {}
+        self._chunk_bias: dict[tuple[PrefillChunk, int | None], Tensor] = {}
 
     @property
     def end(self) -> int:
@@ -85,7 +85,7 @@ class Step:
 
     @cached_property
     def last(self) -> Tensor | None:
-        """Where each row's last token is, at least `MIN_ROWS` long; None if every token is one."""
+        """Index of each row's last token, padded to `MIN_ROWS`; None if all tokens are last ones."""
         if not self.chunks:
             return None
         ends = [chunk.start + chunk.size - 1 for chunk in self.chunks]
@@ -104,17 +104,17 @@ class Step:
             hidden = columns > self._lengths[:, None]
             if window is not None:
                 hidden |= columns <= self._lengths[:, None] - window
-            self._bias[window] = _hiding(hidden)[:, None]
+            self._bias[window] = _mask(hidden)[:, None]
         return self._bias[window]
 
-    def chunk_bias(self, chunk: Chunk, window: int | None) -> Tensor:
+    def chunk_bias(self, chunk: PrefillChunk, window: int | None) -> Tensor:
         """`(size, end)`: -inf at the keys that a token of the chunk may not see."""
         key = (chunk, window)
         if key not in self._chunk_bias:
             keys = torch.arange(chunk.end, device=self.device)
             tokens = keys[chunk.position :, None]
             hidden = keys > tokens if window is None else (keys > tokens) | (keys <= tokens - window)
-            self._chunk_bias[key] = _hiding(hidden)
+            self._chunk_bias[key] = _mask(hidden)
         return self._chunk_bias[key]
 
     def lagged(self, lags: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -128,7 +128,7 @@ class Step:
         rows = torch.arange(count)
 
         def find(rows: Tensor, starts: Tensor, offsets: Tensor) -> Tensor:
-            """So many tokens into a row's chunk; negative offsets lie in what the row remembers."""
+            """Index of a token in a row's chunk; negative offsets point into the cached inputs."""
             there = torch.where(offsets < 0, (lags + offsets) * count + rows, lags * count + starts + offsets)
             return there.to(self.device)
 
@@ -141,8 +141,8 @@ class Step:
 
 
 @dataclass(slots=True)
-class SavedRow:
-    """What a conversation's tokens left behind: keys and values per layer, `(heads, size, room)`."""
+class CachedPrefix:
+    """Cached tokens of a conversation with their keys and values per layer, `(heads, size, capacity)`."""
 
     tokens: list[int] = field(default_factory=list)
     keys: dict[int, Tensor] = field(default_factory=dict)
@@ -156,12 +156,12 @@ class SavedRow:
         return sum(part.nbytes for part in (*self.keys.values(), *self.values.values()))
 
 
-class Workspace:
-    """Keys, values and convolution inputs of the rows in a batch. Layers appear when they are first used.
+class KVCache:
+    """Keys, values and convolution inputs of the rows in a batch. Layers are allocated at first use.
 
-    Decoding reads every key and value once per token and does little else, so their order in memory decides
-    its speed. Both blocks have the shape `(rows, heads, size, tokens)`; keys lie in memory as said, values
-    with the last two exchanged, which is how the two products of attention read fastest.
+    Decoding is bound by reading keys and values, so their memory layout decides its speed. Both blocks have
+    the shape `(rows, heads, size, tokens)`; keys are contiguous, values have the last two dimensions swapped,
+    which is fastest for the two products of attention.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -177,10 +177,10 @@ class Workspace:
     def bytes_per_token(self) -> int:
         return sum(block[0, ..., 0].nbytes for block in (*self.keys.values(), *self.values.values()))
 
-    def make_room(self, rows: int, columns: int) -> None:
+    def reserve(self, rows: int, columns: int) -> None:
         if rows <= self._rows and columns <= self._columns:
             return
-        # By halves, so that copies are few.
+        # Grows by half, so that copies are rare.
         if rows > self._rows:
             self._rows = max(rows, self._rows * 3 // 2)
         if columns > self._columns:
@@ -215,16 +215,16 @@ class Workspace:
             keys[chunk.row, ..., chunk.fresh : chunk.end] = k[new].permute(1, 2, 0)
             values[chunk.row, ..., chunk.fresh : chunk.end] = v[new].permute(1, 2, 0)
             if chunk.end == chunk.size and window is None:
-                parts.append(_begin(q[span], k[span], v[span], scale))
+                parts.append(_prefill(q[span], k[span], v[span], scale))
             else:
                 held = keys[chunk.row, ..., : chunk.end], values[chunk.row, ..., : chunk.end]
-                parts.append(_go_on(q[span], *held, step.chunk_bias(chunk, window), scale))
+                parts.append(_extend(q[span], *held, step.chunk_bias(chunk, window), scale))
         if step.padding:
             parts.append(parts[0].new_zeros(step.padding, *parts[0].shape[1:]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def shift(self, layer: int, step: Step, x: Tensor, lags: int) -> list[Tensor]:
-        """Packed inputs of a causal convolution, then each one's predecessors, `lags` of them."""
+        """Packed inputs of a causal convolution, followed by their `lags` predecessors."""
         held = self.lags.get(layer)
         if held is None:
             rows = step.decoding + len(step.chunks)
@@ -240,13 +240,13 @@ class Workspace:
         return [x, *(source[index] for index in before)]
 
     def commit(self) -> None:
-        """A step is over and its convolution inputs are now the past. Without this it may be run again."""
+        """Advance convolution inputs after a step. Without this the step can be repeated."""
         self.lags.update(self._next_lags)
         self._next_lags = {}
         self._gathers = None
 
-    def enter(self, first: int, rows: Sequence[tuple[SavedRow | None, int]]) -> None:
-        """Fills rows from `first` on, each with so many tokens of what was saved."""
+    def enter(self, first: int, rows: Sequence[tuple[CachedPrefix | None, int]]) -> None:
+        """Fill rows from `first` on, each with the given number of saved tokens."""
         for row, (saved, length) in enumerate(rows, first):
             if saved is not None and length:
                 for part, kept in ((self.keys, saved.keys), (self.values, saved.values)):
@@ -260,8 +260,8 @@ class Workspace:
                 for lag, own in zip(held, zip(*new, strict=True), strict=True)
             ]
 
-    def save(self, row: int, tokens: list[int], into: SavedRow, same: int) -> None:
-        """Copies a row to `into`, whose first `same` tokens are already right."""
+    def save(self, row: int, tokens: list[int], into: CachedPrefix, same: int) -> None:
+        """Copy a row to `into`, whose first `same` tokens are already equal."""
         length = len(tokens)
         for part, kept in ((self.keys, into.keys), (self.values, into.values)):
             for layer, block in part.items():
@@ -276,7 +276,7 @@ class Workspace:
         into.lags = {layer: [lag[row].clone() for lag in held] for layer, held in self.lags.items()}
 
     def keep(self, order: Sequence[int], lengths: Sequence[int]) -> None:
-        """Row i becomes what row ``order[i]`` was; a row moves only into the place of one that is gone."""
+        """Reorder: row i becomes the former row ``order[i]``; rows only move into freed places."""
         for new, old in enumerate(order):
             if new != old:
                 for block in (*self.keys.values(), *self.values.values()):
@@ -284,29 +284,29 @@ class Workspace:
         index = torch.tensor(order, device=self.device, dtype=torch.long)
         self.lags = {layer: [lag[index] for lag in held] for layer, held in self.lags.items()}
 
-    def scrub(self, row: int) -> None:
-        """Clears numbers that are not finite, which would leak through a mask."""
+    def zero_row(self, row: int) -> None:
+        """Clear a row: values that are not finite would leak through masks."""
         for block in (*self.keys.values(), *self.values.values()):
             block[row] = 0
 
 
-def _hiding(hidden: Tensor) -> Tensor:
+def _mask(hidden: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -math.inf)
 
 
 def _block(like: Tensor, shape: tuple[int, ...], *, empty: bool = False) -> Tensor:
-    """Memory in the order of `like`; zeros, since what is masked is still multiplied by 0."""
+    """Memory with the layout of `like`; zeros, since masked entries are still multiplied by 0."""
     make = like.new_empty if empty else like.new_zeros
     return make(shape) if like.stride(-1) == 1 else make((*shape[:-2], shape[-1], shape[-2])).mT
 
 
-def _ends_at(saved: SavedRow | None, length: int) -> TypeGuard[SavedRow]:
-    """Whether convolutions can go on from here; they remember only the end of what was saved."""
+def _ends_at(saved: CachedPrefix | None, length: int) -> TypeGuard[CachedPrefix]:
+    """Whether convolution inputs are available here: only those of the last saved token are kept."""
     return saved is not None and length == len(saved.tokens)
 
 
 def _decode(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """One token per row. On a CPU two batched products beat the fused kernel, made for long queries."""
+    """One token per row. On a CPU two batched products beat the fused kernel for long queries."""
     rows, heads, size, longest = keys.shape
     scores = torch.bmm((q * scale).reshape(rows * heads, -1, size), keys.flatten(0, 1))
     scores.view(rows, -1, longest).add_(bias)
@@ -314,7 +314,7 @@ def _decode(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float)
     return mixed.view(rows, q.shape[1], -1)
 
 
-def _begin(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def _prefill(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """The first tokens of one row."""
     shared = q.shape[1] // k.shape[1]
     if shared > 1:
@@ -324,8 +324,8 @@ def _begin(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return mixed[0].transpose(0, 1)
 
 
-def _go_on(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Tokens of one row after others."""
+def _extend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Tokens of one row after cached ones."""
     tokens, heads, size = q.shape
     grouped = (q * scale).transpose(0, 1).reshape(keys.shape[0], -1, size)
     scores = torch.bmm(grouped, keys)

@@ -1,9 +1,7 @@
 """A language model in this process: any Hugging Face causal LM behind the role `protocols.LanguageModel`.
 
-Coroutines ask one by one; a worker thread (`lane`) computes for all of them at once and leaves the event loop
-free.
-The weights are the ones given, not a copy: after an optimiser's step the next completion comes from the new
-ones.
+Coroutines await single completions; worker threads compute them in batches and leave the event loop free. The
+model uses the given weights, not a copy: after an optimizer step the next completion comes from the new ones.
 """
 
 from __future__ import annotations
@@ -20,34 +18,32 @@ import torch
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.models.local.backends import Backend, choose_backend
-from dreamgym.models.local.scheduler import Engine, Meter, PendingRequest
+from dreamgym.models.local.scheduler import PendingRequest, Scheduler, SchedulerStats
 from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.models.local.worker import Worker, Workers
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
 PREFIX = "hf:"
 _UNLIMITED_POSITIONS = 8192
-"""For models that name no limit of their own."""
-_SMALL = 16_000_000
+"""For models that declare no limit."""
+_SMALL_MODEL_PARAMETERS = 16_000_000
 _PROBES = 8
-_ENOUGH = 32
-"""Conversations that fill a lane's steps: with fewer, two lanes are slower than one."""
+_CONVERSATIONS_PER_WORKER = 32
+"""Conversations that fill one worker: with fewer, two workers are slower than one."""
 
 
 class LocalLanguageModel:
-    """Batched generation with conversations that go on where they stopped.
+    """Batched generation that reuses the KV cache of growing conversations.
 
-    Log-probs of a completion are those of the model itself, at temperature 1 and over the whole vocabulary,
-    whatever temperature, top-p or choices the tokens were drawn under: what a learner's forward pass gives
-    for these tokens.
+    Log-probs of a completion are those of the model at temperature 1 over the whole vocabulary, whatever
+    temperature, top-p or choices the tokens were sampled with: what a learner's forward pass computes.
 
     The same request with the same seed gives the same completion, log-probs included, whatever else is in the
-    batch: a run depends on its seed and not on timing. This holds to the bit where the processor computes each
-    row of a matrix product alike (`backends.is_batch_invariant`); elsewhere a draw within rounding of the
-    border between two tokens may differ, about one token in a million.
+    batch: a run depends on its seed and not on timing. This holds to the bit where the processor rounds each
+    row of a matrix product alike (`backends.is_batch_invariant`). Elsewhere a draw within rounding of the
+    border between two tokens may differ: about one token in a million.
 
-    Requests are served under the weights that they find. Change weights between requests as you like; while
-    some may be under way, do it within `updating()`.
+    Weights may change between requests. While requests may be running, change them inside `updating()`.
     """
 
     def __init__(
@@ -59,65 +55,65 @@ class LocalLanguageModel:
         max_batch: int = 256,
         cache_bytes: int = 2 << 30,
         threads: int | None = None,
-        lanes: int | None = None,
-        closing_tokens: Sequence[int] | None = None,
+        workers: int | None = None,
+        stop_token_ids: Sequence[int] | None = None,
         parse_special_tokens: bool = False,
         backend: str | None = None,
     ) -> None:
         """
         Args:
-            model: a transformers causal LM, as it is: device, precision and parameters stay the owner's.
-            context: the most tokens of a prompt and its completion; by default what the model was made for.
-            cache_bytes: about the limit of what conversations leave behind, and again of the present batch.
-                A conversation that had to go costs its recomputation.
-            threads: of one matrix product on a CPU. By default torch's number, but 1 for small models, whose
-                products end before a second thread of a busy machine has woken up.
-            lanes: batches computed side by side. By default 1, but 2 for small models where torch may use
+            model: a transformers causal LM; its device, precision and parameters are not changed.
+            context: maximum tokens of a prompt and its completion; by default the model's own limit.
+            cache_bytes: approximate limit of the prefix cache, and again of the running batch. An evicted
+                conversation costs its recomputation.
+            threads: of one matrix product on a CPU. By default torch's setting, but 1 for small models, whose
+                products are too short for a second thread.
+            workers: batches computed in parallel. By default 1, but 2 for small models where torch may use
                 more than one thread. The limits above are divided among them.
-            closing_tokens: end a completion; by default those of the model's generation settings.
-            parse_special_tokens: read names of special tokens in prompts as such tokens, as chat templates
-                want it. Off, they are text, and no state of an environment can end a turn.
-            backend: ``lean``, ``hosted`` or ``plain`` only; by default the first that agrees with the model.
+            stop_token_ids: end a completion; by default those of the model's generation config.
+            parse_special_tokens: parse names of special tokens in prompts, as chat templates need. Off, they
+                are plain text, and no state of an environment can end a turn.
+            backend: ``fast``, ``hf`` or ``plain``; by default the first whose logits match the model's.
         """
         self._model = model
         self._tokenizer = tokenizer
-        made_for = getattr(model.config, "max_position_embeddings", None) or _UNLIMITED_POSITIONS
-        if closing_tokens is None:
-            closing_tokens = _closing_tokens(model, tokenizer)
+        model_limit = getattr(model.config, "max_position_embeddings", None) or _UNLIMITED_POSITIONS
+        if stop_token_ids is None:
+            stop_token_ids = _stop_token_ids(model, tokenizer)
         self._wanted = backend
         self.backend, chosen = choose_backend(model, only=backend)
-        small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
+        small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL_MODEL_PARAMETERS
         allowed = torch.get_num_threads() if next(model.parameters()).device.type == "cpu" else 1
-        count = lanes or (min(2, allowed) if small else 1)
+        count = workers or (min(2, allowed) if small else 1)
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._look_up_parameters()
-        self._served: dict[Engine, list[int]] = {}
+        self._served: dict[Scheduler, list[int]] = {}
 
-        def lane(backend: Backend, tokenizer: Any) -> Worker:
-            engine = Engine(
+        def worker(backend: Backend, tokenizer: Any) -> Worker:
+            scheduler = Scheduler(
                 backend,
                 TextCodec(tokenizer, parse_special_tokens=parse_special_tokens),
-                positions=min(made_for, context or made_for),
-                closing=closing_tokens,
+                positions=min(model_limit, context or model_limit),
+                stop_token_ids=stop_token_ids,
                 max_batch=max(1, max_batch // count),
                 cache_bytes=cache_bytes // count,
                 fingerprint=self._fingerprint,
             )
-            self._served[engine] = [id(parameter) for parameter in self._parameters]
-            return Worker(engine, threads=threads or (1 if small else allowed), restart=self._restart)
+            self._served[scheduler] = [id(parameter) for parameter in self._parameters]
+            return Worker(scheduler, threads=threads or (1 if small else allowed), restart=self._restart)
 
-        more = [  # a tokenizer serves one thread at a time
-            lane(choose_backend(model, only=self.backend)[1], copy.deepcopy(tokenizer))
+        more = [  # tokenizers are not thread-safe
+            worker(choose_backend(model, only=self.backend)[1], copy.deepcopy(tokenizer))
             for _ in range(count - 1)
         ]
-        self._lanes = Workers([lane(chosen, tokenizer), *more], enough=_ENOUGH)
+        self._workers = Workers([worker(chosen, tokenizer), *more], enough=_CONVERSATIONS_PER_WORKER)
         self._closed = False
 
     @classmethod
     def load(cls, source: str | Path, *, device: str | None = None, **settings: Any) -> LocalLanguageModel:
-        """Opens a folder, or ``hf:NAME_OR_PATH`` as transformers finds it. On a GPU if there is one.
+        """Load a folder, or ``hf:NAME_OR_PATH`` as transformers finds it. On a GPU if there is one.
 
-        Single precision on a CPU, where halves are many times slower; on a GPU bfloat16 if it has it, else
+        float32 on a CPU, where half precision is many times slower; on a GPU bfloat16 if supported, else
         float16.
 
         Raises:
@@ -131,11 +127,11 @@ class LocalLanguageModel:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         half = torch.bfloat16 if place.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float16
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=torch.float32 if place.type == "cpu" else half
+                name, dtype=torch.float32 if place.type == "cpu" else half, trust_remote_code=False
             )
-        except Exception as error:  # files of others fail in many ways
+        except Exception as error:  # unreadable model files raise many kinds of errors
             raise ConfigError(f"cannot read a language model from {str(source)!r}: {error}") from error
         model.to(place)  # type: ignore[arg-type]
         return cls(model, tokenizer, **settings)
@@ -149,56 +145,57 @@ class LocalLanguageModel:
         return self._tokenizer
 
     @property
-    def meter(self) -> Meter:
-        """Of all lanes together."""
-        meters = [lane.engine.meter for lane in self._lanes.all]
-        return Meter(**{each.name: sum(getattr(m, each.name) for m in meters) for each in fields(Meter)})
+    def stats(self) -> SchedulerStats:
+        """Summed over all workers."""
+        stats = [worker.scheduler.stats for worker in self._workers.all]
+        names = [field.name for field in fields(SchedulerStats)]
+        return SchedulerStats(**{name: sum(getattr(each, name) for each in stats) for name in names})
 
     async def complete(self, request: CompletionRequest) -> Completion:
         """
         Raises:
-            ConfigError: the request asks for something that no model could give.
-            EpisodeFailedError: the prompt is longer than the model reads (`budget`), its forward pass failed
+            ConfigError: the request is invalid for any model.
+            EpisodeFailedError: the prompt is longer than the context (`budget`), the forward pass failed
                 (`crashed`), or the model is closed (`server_down`).
         """
         self._check(request)
         loop = asyncio.get_running_loop()
-        ticket = PendingRequest(with_system(request))
-        ticket.waiter = loop.create_future()
-        lane = self._lanes.of(request.conversation)
-        lane.put(ticket)
-        lane.under_way += 1
-        loop.call_soon(lane.wake)
+        pending = PendingRequest(with_system(request))
+        pending.waiter = loop.create_future()
+        worker = self._workers.of(request.conversation)
+        worker.put(pending)
+        worker.running += 1
+        loop.call_soon(worker.wake)
         try:
-            return await ticket.waiter  # type: ignore[no-any-return]
+            return await pending.waiter  # type: ignore[no-any-return]
         finally:
-            ticket.cancelled = True
-            lane.under_way -= 1
+            pending.cancelled = True
+            worker.running -= 1
 
     def forget(self, conversation: str) -> None:
-        """A conversation is over: frees what it left behind."""
-        self._lanes.forget(conversation)
+        """Free the caches of a conversation that is over."""
+        self._workers.forget(conversation)
 
     def weights_changed(self) -> None:
-        """Drops everything remembered under the old weights.
+        """Clear the caches after parameters or modules were replaced (adapters).
 
-        Optimiser steps are noticed without this; parameters or modules that were replaced (adapters) are not.
+        Optimizer steps are detected without this.
         """
-        for lane in self._lanes.all:
-            lane.expire()
+        for worker in self._workers.all:
+            worker.mark_stale()
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """For changing weights while requests are under way: between two steps, and noticed at once."""
+        """Change weights between two steps while requests are running; caches are cleared afterwards."""
         with ExitStack() as stack:
-            for lane in self._lanes.all:
-                stack.enter_context(lane.held())
+            for worker in self._workers.all:
+                stack.enter_context(worker.held())
             yield
 
     async def aclose(self) -> None:
-        """Ends the workers; whoever still waits gets an error. May be called twice."""
+        """Stop the workers; waiting requests get an error. May be called twice."""
         self._closed = True
-        await asyncio.gather(*(lane.aclose() for lane in self._lanes.all))
+        await asyncio.gather(*(worker.aclose() for worker in self._workers.all))
 
     def _check(self, request: CompletionRequest) -> None:
         ids = request.prompt_token_ids
@@ -221,7 +218,7 @@ class LocalLanguageModel:
             raise ConfigError(f"expected {problem}")
 
     def _fingerprint(self) -> object:
-        """Changes with every optimiser step: counters, addresses, and a few numbers for `.data` edits."""
+        """Changes with every optimizer step: version counters, addresses, a few values for `.data` edits."""
         numbers = torch.stack(
             [parameter.detach().flatten()[-1].float() for parameter in self._probed]
         ).tolist()
@@ -233,17 +230,17 @@ class LocalLanguageModel:
         self._trained = [parameter for parameter in parameters if parameter.requires_grad] or parameters
         self._probed = self._trained[:: max(1, len(self._trained) // _PROBES)]
 
-    def _restart(self, engine: Engine) -> None:
+    def _restart(self, scheduler: Scheduler) -> None:
         self._look_up_parameters()
         chosen, known = None, [id(parameter) for parameter in self._parameters]
-        if known != self._served[engine]:  # adapters, say
+        if known != self._served[scheduler]:  # e.g. adapters were added
             self.backend, chosen = choose_backend(self._model, only=self._wanted)
-            self._served[engine] = known
-        engine.restart(chosen)
+            self._served[scheduler] = known
+        scheduler.restart(chosen)
 
 
 def with_system(request: CompletionRequest) -> CompletionRequest:
-    """The same, with its instructions and earlier turns as the beginning of the prompt."""
+    """The same request with system message and earlier turns put before the prompt."""
     if not request.system and not request.turns:
         return request
     before = [request.system] if request.system else []
@@ -251,7 +248,7 @@ def with_system(request: CompletionRequest) -> CompletionRequest:
     return replace(request, prompt="\n\n".join([*before, request.prompt]), system="", turns=())
 
 
-def _closing_tokens(model: Any, tokenizer: Any) -> list[int]:
+def _stop_token_ids(model: Any, tokenizer: Any) -> list[int]:
     found: list[int] = []
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)

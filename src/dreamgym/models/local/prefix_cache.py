@@ -1,20 +1,22 @@
-"""What conversations left in a model's memory, kept within a limit; the least recently used go first.
+"""Cached keys and values of conversations, within a memory limit; the least recently used are evicted.
 
-Losing one costs its recomputation and nothing else: tokens are remembered elsewhere (`text.Transcripts`).
+An eviction costs a recomputation and nothing else: tokens are kept in `tokenization.TokenHistory`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from dreamgym.models.local.kv_cache import SavedRow
+from dreamgym.models.local.kv_cache import CachedPrefix
 
 
 class PrefixCache:
+    """Maps conversations to `CachedPrefix`."""
+
     def __init__(self, limit: int) -> None:
         """`limit`: bytes of keys and values in all."""
         self._limit = limit
-        self._saved: OrderedDict[str, tuple[SavedRow, int]] = OrderedDict()
+        self._saved: OrderedDict[str, tuple[CachedPrefix, int]] = OrderedDict()
         self._size = 0
 
     def __len__(self) -> int:
@@ -25,21 +27,21 @@ class PrefixCache:
         """In bytes."""
         return self._size
 
-    def take(self, conversation: str | None) -> SavedRow | None:
-        """Removes what was saved, to be read and perhaps put back longer."""
+    def take(self, conversation: str | None) -> CachedPrefix | None:
+        """Remove and return an entry."""
         if conversation is None or conversation not in self._saved:
             return None
         saved, size = self._saved.pop(conversation)
         self._size -= size
         return saved
 
-    def get(self, conversation: str | None) -> SavedRow | None:
+    def get(self, conversation: str | None) -> CachedPrefix | None:
         if conversation is None or conversation not in self._saved:
             return None
         self._saved.move_to_end(conversation)
         return self._saved[conversation][0]
 
-    def put(self, conversation: str, saved: SavedRow) -> None:
+    def put(self, conversation: str, saved: CachedPrefix) -> None:
         self.take(conversation)
         size = saved.size
         self._saved[conversation] = (saved, size)

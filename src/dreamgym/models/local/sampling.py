@@ -1,8 +1,8 @@
-"""Choosing the next token of every row of a batch: greedy, by temperature, within top-p, by a seed.
+"""Samples the next token of every row: greedy, temperature, top-p, by a seed.
 
-Tokens are drawn by inverting the cumulative distribution at one uniform number per row. That number is a hash
-of the request's seed and the token's position, so it does not depend on what else is in the batch, on the
-order of arrival, or on a generator's state.
+Tokens are drawn by inverting the cumulative distribution at one uniform number per row. The number is a hash
+of the request's seed and the token's position, so it is independent of the rest of the batch, of the order of
+arrival and of generator state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the rows of one batch want to be sampled; rebuilt only when the batch changes."""
+    """Sampling parameters of the rows of one batch; rebuilt only when the batch changes."""
 
     seeds: npt.NDArray[np.uint64]
     temperature: Tensor
@@ -59,26 +59,26 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -
 
 
 def _scramble(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64; wraps around on purpose."""
+    """The finaliser of SplitMix64; wraps context on purpose."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def pick(logits: Tensor, wishes: SamplingParams, positions: npt.NDArray[np.uint64]) -> Tensor:
-    """The chosen token of each row, `(n,)`, from logits `(n, vocabulary)`; forbidden tokens are -inf."""
-    if wishes.all_greedy:
+def sample_tokens(logits: Tensor, params: SamplingParams, positions: npt.NDArray[np.uint64]) -> Tensor:
+    """The sampled token of each row, `(n,)`, from logits `(n, vocabulary)`; forbidden tokens are -inf."""
+    if params.all_greedy:
         return _argmax(logits)
-    probabilities = (logits / wishes.temperature).softmax(-1)
-    if wishes.any_top_p:
-        probabilities = _within_top_p(probabilities, wishes.top_p)
+    probabilities = (logits / params.temperature).softmax(-1)
+    if params.any_top_p:
+        probabilities = _within_top_p(probabilities, params.top_p)
     # Single precision loses the tail of a large vocabulary. The search is to the right of equal values, so a
     # token of probability 0 is never found.
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    numbers = torch.from_numpy(uniforms(wishes.seeds, positions)).to(logits.device)[:, None]
+    numbers = torch.from_numpy(uniforms(params.seeds, positions)).to(logits.device)[:, None]
     drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)  # only where a row is not finite
-    return torch.where(wishes.greedy, _argmax(logits), drawn) if bool(wishes.greedy.any()) else drawn
+    return torch.where(params.greedy, _argmax(logits), drawn) if bool(params.greedy.any()) else drawn
 
 
 def _argmax(logits: Tensor) -> Tensor:
@@ -87,9 +87,9 @@ def _argmax(logits: Tensor) -> Tensor:
 
 
 def _within_top_p(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Zero for tokens outside the smallest set that holds `top_p` of the probability; equals share a fate.
+    """Zero for tokens outside the smallest set with `top_p` of the probability; equal ones stay together.
 
-    The order of the vocabulary is kept, so that rows with top_p 1 are drawn as if they were alone.
+    The order of the vocabulary is kept, so that rows with top_p 1 are drawn as without this filter.
     """
     ordered = probabilities.sort(-1, descending=True).values
     before = ordered.cumsum(-1) - ordered

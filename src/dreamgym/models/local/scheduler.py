@@ -1,8 +1,8 @@
-"""The heart of a local model: who waits joins the batch, every row gets a token, who is done leaves.
+"""Continuous batching: requests join and leave the batch between decoding steps.
 
-A step is one forward pass: one token for each row under way, and the whole new part of the prompt for each
-row that has just come in. Rows come and go between steps. Nothing here knows of threads or event loops; the
-caller runs `step` again and again and settles what it returns.
+A step is one forward pass: one token for each decoding row, and the uncached part of the prompt for each row
+that has just joined. Nothing here knows of threads or event loops; the caller runs `step` repeatedly and
+delivers what it returns.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from torch import Tensor
 
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.models.local.backends import Backend
-from dreamgym.models.local.constrained_decoding import Branch, plant
+from dreamgym.models.local.constrained_decoding import TrieNode, build_trie
 from dreamgym.models.local.prefix_cache import PrefixCache
-from dreamgym.models.local.sampling import SamplingParams, pick
-from dreamgym.models.local.tokenization import TextCodec, Transcripts
+from dreamgym.models.local.sampling import SamplingParams, sample_tokens
+from dreamgym.models.local.tokenization import TextCodec, TokenHistory
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
 _NEW_TOKENS_PER_STEP = 4096
-"""Of rows that come in together: enough to fill the machine, few enough to stay near its caches."""
+"""Prefill tokens of one step: enough to fill the processor, few enough for its caches."""
 
-_PATIENCE = 10
-"""Failed steps that a row survives: enough to halve the largest batch down to one."""
+_MAX_FAILED_STEPS = 10
+"""Failed steps after which a row fails: enough to halve the largest batch down to one."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """Somebody who waits for a completion."""
+    """A request whose caller waits for its completion."""
 
     request: CompletionRequest
     cancelled: bool = False
-    """Set by whoever gave up waiting; noticed before the next step."""
+    """Set by the caller when it stops waiting; read before the next step."""
     waiter: Any = None
-    """Whatever the caller needs to deliver the answer."""
+    """What the caller needs to deliver the completion, e.g. a future."""
 
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    ticket: PendingRequest
+    pending: PendingRequest
     tokens: list[int]
     prompt_size: int
     limit: int
-    """The most tokens it may have, prompt included."""
+    """Maximum number of tokens, prompt included."""
     watched: frozenset[int]
-    """Tokens after which it may be finished."""
-    branch: Branch | None
+    """Tokens after which the row may be finished."""
+    node: TrieNode | None
     terminator: int
-    """Ends a choice that is also the beginning of another."""
+    """Token that ends a choice which is a prefix of another choice."""
     logprobs: list[float] = field(default_factory=list)
     allowed: list[tuple[int, ...]] = field(default_factory=list)
     failures: int = 0
-    """Steps that failed while it took part."""
+    """Failed steps in which the row took part."""
 
     @property
     def request(self) -> CompletionRequest:
-        return self.ticket.request
+        return self.pending.request
 
     @property
     def sampled(self) -> list[int]:
@@ -69,48 +69,50 @@ class _Row:
 
 
 @dataclass(slots=True, kw_only=True)
-class Meter:
-    """What the engine has done since it was made."""
+class SchedulerStats:
+    """Counters since the scheduler was created."""
 
     requests: int = 0
     sampled_tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    """Of the prompt tokens, those whose keys and values were still there."""
+    """Prompt tokens whose keys and values came from the prefix cache."""
     steps: int = 0
     restarts: int = 0
-    """How often new weights made everything remembered worthless."""
+    """How often changed weights invalidated the caches."""
 
 
-Settled = tuple[PendingRequest, Completion | DreamGymError]
+Finished = tuple[PendingRequest, Completion | DreamGymError]
 
 
-class Engine:
+class Scheduler:
+    """Batches requests over one backend. Not thread-safe: one thread calls it."""
+
     def __init__(
         self,
         backend: Backend,
         codec: TextCodec,
         *,
         positions: int,
-        closing: Iterable[int],
+        stop_token_ids: Iterable[int],
         max_batch: int,
         cache_bytes: int,
         fingerprint: Callable[[], object],
     ) -> None:
         """
         Args:
-            positions: the most tokens a row may have.
-            closing: tokens that end a completion (end of text, end of turn).
-            cache_bytes: limit of what finished turns leave behind, and again of the batch under way.
-            fingerprint: of the weights; whatever is remembered is dropped when it changes.
+            positions: maximum number of tokens of a row.
+            stop_token_ids: tokens that end a completion (end of text, end of turn).
+            cache_bytes: limit of the prefix cache, and again of the running batch.
+            fingerprint: of the weights; when it changes, the caches are cleared.
         """
-        self.meter = Meter()
-        self.transcripts = Transcripts(codec)
-        self.store = PrefixCache(cache_bytes)
+        self.stats = SchedulerStats()
+        self.histories = TokenHistory(codec)
+        self.prefix_cache = PrefixCache(cache_bytes)
         self._backend = backend
         self._codec = codec
         self._positions = positions
-        self._closing = tuple(dict.fromkeys(closing))
+        self._stop_ids = tuple(dict.fromkeys(stop_token_ids))
         self._max_batch = max_batch
         self._cache_bytes = cache_bytes
         self._fingerprint = fingerprint
@@ -118,41 +120,41 @@ class Engine:
         self._new: deque[PendingRequest] = deque()
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
-        self._wishes: SamplingParams | None = None
-        self._settled: list[Settled] = []
+        self._sampling: SamplingParams | None = None
+        self._finished: list[Finished] = []
 
     @property
     def idle(self) -> bool:
         return not (self._new or self._waiting or self._rows)
 
-    def take(self, ticket: PendingRequest) -> None:
-        self._new.append(ticket)
+    def submit(self, pending: PendingRequest) -> None:
+        self._new.append(pending)
 
     def forget(self, conversation: str) -> None:
-        self.transcripts.forget(conversation)
-        self.store.take(conversation)
+        self.histories.forget(conversation)
+        self.prefix_cache.take(conversation)
 
     def restart(self, backend: Backend | None = None) -> None:
-        """Drops everything remembered; rows under way keep their tokens and are computed anew."""
-        self.meter.restarts += 1
-        self.store.clear()
+        """Clear the caches. Running rows keep their tokens and are recomputed."""
+        self.stats.restarts += 1
+        self.prefix_cache.clear()
         self._waiting.extendleft(reversed(self._rows))
-        self._let_go(range(len(self._rows)))
+        self._remove(range(len(self._rows)))
         self._backend = backend or self._backend
         self._backend.refresh()
         self._seen = self._fingerprint()
 
-    def abandon(self, error: DreamGymError) -> list[Settled]:
-        """Everybody gets this error."""
-        tickets = [*self._new, *(row.ticket for row in (*self._waiting, *self._rows))]
+    def fail_all(self, error: DreamGymError) -> list[Finished]:
+        """Fail all requests with this error."""
+        pending = [*self._new, *(row.pending for row in (*self._waiting, *self._rows))]
         self._new.clear()
         self._waiting.clear()
-        self._let_go(range(len(self._rows)))
-        return [(ticket, error) for ticket in tickets]
+        self._remove(range(len(self._rows)))
+        return [(pending, error) for pending in pending]
 
     @torch.inference_mode()
-    def step(self) -> list[Settled]:
-        """Computes one token for every row there is room for; returns who is served, or failed."""
+    def step(self) -> list[Finished]:
+        """Compute one token for every row that fits; returns the requests that finished or failed."""
         if self._new and self._fingerprint() != self._seen:
             self.restart()
         self._drop_cancelled()
@@ -163,69 +165,69 @@ class Engine:
             if self._rows:
                 logits = self._backend.step([row.tokens for row in self._rows])
                 self._sample(logits.float())
-                self.meter.steps += 1
+                self.stats.steps += 1
         except Exception as error:
-            self._isolate(error)
-        settled, self._settled = self._settled, []
-        return settled
+            self._retry_rows_alone(error)
+        finished, self._finished = self._finished, []
+        return finished
 
     def _drop_cancelled(self) -> None:
-        if any(row.ticket.cancelled for row in (*self._waiting, *self._rows)):
-            self._waiting = deque(row for row in self._waiting if not row.ticket.cancelled)
-            self._let_go([place for place, row in enumerate(self._rows) if row.ticket.cancelled])
+        if any(row.pending.cancelled for row in (*self._waiting, *self._rows)):
+            self._waiting = deque(row for row in self._waiting if not row.pending.cancelled)
+            self._remove([place for place, row in enumerate(self._rows) if row.pending.cancelled])
 
-    def _prepare(self, ticket: PendingRequest) -> None:
-        if ticket.cancelled:
+    def _prepare(self, pending: PendingRequest) -> None:
+        if pending.cancelled:
             return
         try:
-            self._waiting.append(self._row(ticket))
-            self.meter.requests += 1
+            self._waiting.append(self._row(pending))
+            self.stats.requests += 1
         except DreamGymError as error:
-            self._settled.append((ticket, error))
-        except Exception as error:  # a tokenizer's, of whatever kind
-            self._settled.append((ticket, _crash(error)))
+            self._finished.append((pending, error))
+        except Exception as error:  # tokenizers raise many kinds
+            self._finished.append((pending, _crash(error)))
 
-    def _row(self, ticket: PendingRequest) -> _Row:
-        request = ticket.request
+    def _row(self, pending: PendingRequest) -> _Row:
+        request = pending.request
         if request.prompt_token_ids is not None:
             tokens = list(request.prompt_token_ids)
         else:
-            tokens = self.transcripts.tokens_of(request.prompt, request.conversation)
-        branch, longest = self._plant(request)
-        needed = len(tokens) + (longest if branch is not None else 1)
+            tokens = self.histories.tokens_of(request.prompt, request.conversation)
+        node, longest = self._choice_trie(request)
+        needed = len(tokens) + (longest if node is not None else 1)
         if needed > self._positions:
             raise EpisodeFailedError(
                 FailureKind.BUDGET,
                 f"the model reads at most {self._positions} tokens, the prompt has {len(tokens)}"
-                f"{' and its longest choice more' if branch is not None else ''}: shorten the history",
+                f"{' and its longest choice more' if node is not None else ''}: shorten the history",
             )
-        watched = frozenset(self._closing)
-        if request.stop and branch is None:
+        watched = frozenset(self._stop_ids)
+        if request.stop and node is None:
             watched |= self._codec.watched(request.stop)
         return _Row(
-            ticket=ticket,
+            pending=pending,
             tokens=tokens,
             prompt_size=len(tokens),
-            limit=needed if branch is not None else min(len(tokens) + request.max_tokens, self._positions),
+            limit=needed if node is not None else min(len(tokens) + request.max_tokens, self._positions),
             watched=watched,
-            branch=branch,
-            terminator=self._terminator(request, branch) if branch is not None else -1,
+            node=node,
+            terminator=self._terminator(request, node) if node is not None else -1,
         )
 
-    def _plant(self, request: CompletionRequest) -> tuple[Branch | None, int]:
-        """The choices of a request, and the most tokens that one of them takes."""
+    def _choice_trie(self, request: CompletionRequest) -> tuple[TrieNode | None, int]:
+        """The trie of a request's choices, and the length of its longest choice in tokens."""
         if request.choices is None:
             return None, 0
         tokenised = [(choice, self._codec.choice(choice)) for choice in request.choices]
-        root = plant(tokenised)
+        root = build_trie(tokenised)
         return root, max(len(tokens) for _, tokens in tokenised) + 1
 
-    def _terminator(self, request: CompletionRequest, branch: Branch) -> int:
+    def _terminator(self, request: CompletionRequest, node: TrieNode) -> int:
         if request.stop and (tokens := self._codec.choice(request.stop[0])):
             return tokens[0]
-        if self._closing:
-            return self._closing[0]
-        if branch.needs_terminator:
+        if self._stop_ids:
+            return self._stop_ids[0]
+        if node.needs_terminator:
             raise ConfigError(
                 "this model has no token that ends a text, so a choice that begins another could not end: "
                 "give a stop string"
@@ -233,13 +235,13 @@ class Engine:
         return -1
 
     def _admit(self) -> None:
-        """Lets in who waits, in order, as far as the batch and its memory go."""
+        """Admit waiting rows in order while batch size and memory allow."""
         chosen: list[_Row] = []
         new_tokens = 0
         columns = max((row.limit for row in self._rows), default=0)
         while self._waiting:
             row = self._waiting[0]
-            saved = self.store.get(row.request.conversation)
+            saved = self.prefix_cache.get(row.request.conversation)
             new_tokens += len(row.tokens) - (len(saved.tokens) if saved is not None else 0)
             size = len(self._rows) + len(chosen) + 1
             columns = max(columns, row.limit)
@@ -252,58 +254,58 @@ class Engine:
                 break
             chosen.append(self._waiting.popleft())
         if chosen:
-            entries = [(row.tokens, self.store.get(row.request.conversation)) for row in chosen]
+            entries = [(row.tokens, self.prefix_cache.get(row.request.conversation)) for row in chosen]
             self._rows += chosen
-            self._wishes = None
+            self._sampling = None
             reused = self._backend.enter(entries, columns)
-            self.meter.prompt_tokens += sum(len(row.tokens) for row in chosen)
-            self.meter.reused_tokens += sum(reused)
+            self.stats.prompt_tokens += sum(len(row.tokens) for row in chosen)
+            self.stats.reused_tokens += sum(reused)
 
     def _sample(self, logits: Tensor) -> None:
-        """Gives every row its next token and lets finished ones go."""
-        if self._wishes is None:
+        """Sample the next token of every row and remove finished rows."""
+        if self._sampling is None:
             requests = [row.request for row in self._rows]
-            self._wishes = SamplingParams.of(
+            self._sampling = SamplingParams.of(
                 [request.seed for request in requests],
                 [request.temperature for request in requests],
                 [request.top_p for request in requests],
                 logits.device,
             )
         positions = np.array([len(row.tokens) for row in self._rows], dtype=np.uint64)
-        chosen = pick(self._constrained(logits), self._wishes, positions)
+        chosen = sample_tokens(self._constrained(logits), self._sampling, positions)
         logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
-        self.meter.sampled_tokens += len(self._rows)
+        self.stats.sampled_tokens += len(self._rows)
         gone = []
         for place, (row, token, logprob) in enumerate(
             zip(self._rows, chosen.tolist(), logprobs.tolist(), strict=True)
         ):
-            if not logprob > float("-inf"):  # not a number, or no chance at all
+            if not logprob > float("-inf"):  # NaN or -inf
                 diverged = "the model gives no finite probabilities: have its weights diverged?"
-                self._settled.append((row.ticket, EpisodeFailedError(FailureKind.CRASHED, diverged)))
-                self._backend.scrub(place)
+                self._finished.append((row.pending, EpisodeFailedError(FailureKind.CRASHED, diverged)))
+                self._backend.zero_row(place)
                 gone.append(place)
                 continue
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            if row.branch is not None:
-                row.allowed.append(tuple(row.branch.allowed(row.terminator)))
-                row.branch = row.branch.after(token)
-                done = row.branch.is_leaf
+            if row.node is not None:
+                row.allowed.append(tuple(row.node.allowed(row.terminator)))
+                row.node = row.node.after(token)
+                done = row.node.is_leaf
             else:
                 done = len(row.tokens) >= row.limit or (token in row.watched and self._is_done(row, token))
             if done:
                 self._finish(place)
                 gone.append(place)
         if gone:
-            self._let_go(gone)
+            self._remove(gone)
 
     def _constrained(self, logits: Tensor) -> Tensor:
-        """-inf for tokens that would leave a row's choices."""
+        """-inf for tokens outside a row's choices."""
         places: list[int] = []
         tokens: list[int] = []
         for place, row in enumerate(self._rows):
-            if row.branch is not None:
-                allowed = row.branch.allowed(row.terminator)
+            if row.node is not None:
+                allowed = row.node.allowed(row.terminator)
                 places += [place] * len(allowed)
                 tokens += allowed
         if not places:
@@ -314,7 +316,7 @@ class Engine:
         return logits + forbidden
 
     def _is_done(self, row: _Row, token: int) -> bool:
-        if token in self._closing:
+        if token in self._stop_ids:
             return True
         text = self._text(row)
         return any(stop in text for stop in row.request.stop)
@@ -326,12 +328,12 @@ class Engine:
         row = self._rows[place]
         request = row.request
         reason: Literal["stop", "length", "choice"]
-        if row.branch is not None:
-            text, reason = str(row.branch.choice), "choice"
+        if row.node is not None:
+            text, reason = str(row.node.choice), "choice"
         else:
             text = self._text(row)
             ends = [text.find(stop) for stop in request.stop if stop in text]
-            stopped = bool(ends) or row.tokens[-1] in self._closing
+            stopped = bool(ends) or row.tokens[-1] in self._stop_ids
             text, reason = text[: min(ends, default=None)], "stop" if stopped else "length"
         completion = Completion(
             text=text,
@@ -341,48 +343,48 @@ class Engine:
             allowed=tuple(row.allowed),
             finish_reason=reason,
         )
-        self._settled.append((row.ticket, completion))
+        self._finished.append((row.pending, completion))
         if request.conversation is not None:
-            self._remember(place, request.conversation)
+            self._save_prefix(place, request.conversation)
 
-    def _remember(self, place: int, conversation: str) -> None:
+    def _save_prefix(self, place: int, conversation: str) -> None:
         row = self._rows[place]
         prompt = row.tokens[: row.prompt_size]
-        self.transcripts.record(conversation, row.request.prompt, prompt, row.sampled)
-        saved = self._backend.save(place, row.tokens, self.store.take(conversation))
+        self.histories.record(conversation, row.request.prompt, prompt, row.sampled)
+        saved = self._backend.save(place, row.tokens, self.prefix_cache.take(conversation))
         if saved is not None:
-            self.store.put(conversation, saved)
+            self.prefix_cache.put(conversation, saved)
 
-    def _let_go(self, places: Sequence[int]) -> None:
-        """Rows move up into the places of those that leave."""
+    def _remove(self, places: Sequence[int]) -> None:
+        """Remove rows; the last rows move into their places."""
         order = list(range(len(self._rows)))
         for place in reversed(places):
             order[place] = order[-1]
             order.pop()
         self._rows = [self._rows[old] for old in order]
-        self._wishes = None
+        self._sampling = None
         self._backend.keep(order)
 
-    def _isolate(self, error: Exception) -> None:
-        """A step failed: runs each row alone, fails those that fail again, lets the others start over."""
+    def _retry_rows_alone(self, error: Exception) -> None:
+        """After a failed step: run each row alone, fail the ones that fail again, requeue the others."""
         rows = list(self._rows)
-        self._let_go(range(len(rows)))
+        self._remove(range(len(rows)))
         for place in range(len(rows)):
-            self._backend.scrub(place)
+            self._backend.zero_row(place)
         failed = 0
         for row in rows:
             row.failures += 1
             try:
-                if row.failures > _PATIENCE:
+                if row.failures > _MAX_FAILED_STEPS:
                     raise error
                 self._backend.enter([(row.tokens, None)], row.limit)
                 self._backend.step([row.tokens])
                 self._waiting.append(row)
             except Exception as own_error:
                 failed += 1
-                self._settled.append((row.ticket, _crash(own_error)))
+                self._finished.append((row.pending, _crash(own_error)))
             self._backend.keep([])
-        if not failed:  # together they were too many
+        if not failed:  # each row works alone: the batch was too large
             self._max_batch = max(1, len(rows) // 2)
 
 

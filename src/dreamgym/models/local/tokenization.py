@@ -1,7 +1,7 @@
 """Between text and tokens: prompts, their continuations, sampled tokens, stop strings.
 
-What was sampled is never tokenised again. A conversation's transcript remembers the tokens behind its text; a
-prompt that goes on from there keeps them and adds only the tokens of its new text.
+Sampled tokens are never re-tokenized. The history of a conversation keeps the tokens of its text; a prompt
+that continues this text keeps them and adds only the tokens of the new text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tokenizers import Tokenizer
 from dreamgym.errors import ConfigError
 
 _LOST = "\ufffd"
-_TRANSCRIPT_TOKENS = 1 << 24
-_REMEMBERED_TEXTS = 1 << 16
+_HISTORY_TOKENS = 1 << 24
+_CACHED_TEXTS = 1 << 16
 
 
 class TextCodec:
-    """A Hugging Face tokenizer, asked the way that a growing conversation needs it.
+    """A Hugging Face tokenizer with the operations that a growing conversation needs.
 
-    Text is text: the name of a special token inside a prompt (``<eos>`` in a web page, say) is spelt out like
-    any other word, unless `parse_special_tokens` is set, which chat templates need.
+    The name of a special token inside a prompt (``<eos>`` in a web page) is tokenized as plain text, unless
+    `parse_special_tokens` is set, which chat templates need.
     """
 
     def __init__(self, tokenizer: Any, *, parse_special_tokens: bool = False) -> None:
@@ -44,12 +44,12 @@ class TextCodec:
         self._watched: dict[tuple[str, ...], frozenset[int]] = {}
         plain = self._encode("a")
         self._anchor = plain[-1]
-        # Tokenizers in the manner of SentencePiece put a space before whatever they are given.
+        # SentencePiece tokenizers put a space before every text.
         self._adds_space = str(tokenizer.convert_ids_to_tokens(plain[0])).startswith("▁")
         self._lead = self._find_lead(plain)
 
     def _find_lead(self, plain: list[int]) -> list[int]:
-        """What the tokenizer puts before every text: often a token that begins it."""
+        """Tokens that the tokenizer puts before every text, e.g. a BOS token."""
         whole = [int(token) for token in self._tokenizer("a").input_ids]
         for start in range(len(whole)):
             if whole[start : start + len(plain)] == plain:
@@ -61,7 +61,7 @@ class TextCodec:
         return len(self._tokenizer)
 
     def start(self, text: str) -> list[int]:
-        """Tokens of a text that begins a conversation: ``tokenizer(text)``, less a closing token."""
+        """Tokens of a text that begins a conversation: ``tokenizer(text)`` without an EOS token."""
         tokens = self._lead + self._encode(text)
         if tokens:
             return tokens
@@ -73,10 +73,10 @@ class TextCodec:
         )
 
     def more(self, text: str) -> list[int]:
-        """Tokens of a text that goes on after other tokens."""
+        """Tokens of a text that follows other tokens."""
         if not self._adds_space or not text:
             return self._encode(text)
-        for anchor in ("a", ".", "\n"):  # what is put before the text must not grow together with it
+        for anchor in ("a", ".", "\n"):  # the anchor must not merge with the text
             before = self._encode(anchor)
             whole = self._encode(anchor + text)
             if whole[: len(before)] == before and self.decode(whole[len(before) :], after=before[-1]) == text:
@@ -84,10 +84,10 @@ class TextCodec:
         return self._encode(text)
 
     def choice(self, text: str) -> list[int]:
-        """As `more`, remembered: the same few actions come again and again."""
+        """As `more`, cached: the same few actions recur."""
         tokens = self._short_texts.get(text)
         if tokens is None:
-            if len(self._short_texts) >= _REMEMBERED_TEXTS:
+            if len(self._short_texts) >= _CACHED_TEXTS:
                 self._short_texts.clear()
             tokens = self._short_texts[text] = self.more(text)
         return tokens
@@ -102,7 +102,7 @@ class TextCodec:
         return self._decode(tokens)
 
     def watched(self, stops: tuple[str, ...]) -> frozenset[int]:
-        """Tokens that might complete one of these strings: the only ones after which to look for it."""
+        """Tokens that might complete one of these strings: the only ones after which to search for it."""
         if stops not in self._watched:
             if self._pieces is None:
                 size = self.vocabulary_size
@@ -119,7 +119,7 @@ class TextCodec:
     def _encode(self, text: str) -> list[int]:
         try:
             text.encode()
-        except UnicodeEncodeError:  # lone surrogates are not text; what reads files may leave them
+        except UnicodeEncodeError:  # lone surrogates, e.g. from surrogateescape, cannot be encoded
             text = text.encode(errors="replace").decode()
         if self._backend is not None:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
@@ -141,8 +141,8 @@ class _Turn:
     sampled: list[int]
 
 
-class Transcripts:
-    """The last turn of each conversation, in text and in tokens; least recently used ones go first."""
+class TokenHistory:
+    """The last turn of each conversation as text and tokens; the least recently used are evicted."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
@@ -150,7 +150,7 @@ class Transcripts:
         self._tokens = 0
 
     def tokens_of(self, prompt: str, conversation: str | None) -> list[int]:
-        """Tokens of a prompt: those of the last turn as far as its text goes on from there, then new ones."""
+        """Tokens of a prompt: those of the last turn as far as the prompt continues it, then new ones."""
         turn = self._turns.get(conversation) if conversation is not None else None
         if turn is None or not prompt.startswith(turn.prompt):
             return self._codec.start(prompt)
@@ -160,14 +160,14 @@ class Transcripts:
         return turn.prompt_tokens + kept + self._codec.more(rest[len(text) :])
 
     def _kept(self, turn: _Turn, rest: str) -> list[int]:
-        """The most sampled tokens whose text begins `rest`, less closing tokens that have no text."""
+        """The longest run of sampled tokens whose text begins `rest`, without EOS tokens."""
 
         def text(count: int) -> str:
             return self._codec.decode(turn.sampled[:count], after=turn.prompt_tokens[-1])
 
         common = _common_start(text(len(turn.sampled)), rest)
         count = bisect_right(range(len(turn.sampled) + 1), common, key=lambda count: len(text(count))) - 1
-        # Part of a character may have misled the search; a closing token repeats the text before it.
+        # A partial character may have misled the search; an EOS token adds no text.
         while count and (not rest.startswith(text(count)) or text(count) == text(count - 1)):
             count -= 1
         return turn.sampled[:count]
@@ -176,7 +176,7 @@ class Transcripts:
         self.forget(conversation)
         self._turns[conversation] = _Turn(prompt=prompt, prompt_tokens=prompt_tokens, sampled=sampled)
         self._tokens += len(prompt_tokens) + len(sampled)
-        while self._tokens > _TRANSCRIPT_TOKENS and len(self._turns) > 1:
+        while self._tokens > _HISTORY_TOKENS and len(self._turns) > 1:
             self.forget(next(iter(self._turns)))
 
     def forget(self, conversation: str) -> None:
