@@ -26,7 +26,7 @@ from typing import Any
 
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.envs.synthetic import SyntheticFactory
+from dreamgym.envs.synthetic import EpisodeStart, SyntheticFactory
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.experience.reply_format import prompt as question
 from dreamgym.models.local.language_model import LocalLanguageModel
@@ -165,7 +165,9 @@ class Practice:
         inner = CorridorFactory(length=LENGTH, horizon=Shape().turns)
         tasks = await inner.tasks("train", Shape().tasks)
         dream = CostlyDream(served["experience_model"], buffer, inner, cycle(household.asked))
-        factory = SyntheticFactory(dream, tasks, lambda task: WorldSheet(facts=()), horizon=Shape().turns)
+        factory = SyntheticFactory(
+            dream, tasks, lambda task, seed: EpisodeStart(sheet=WorldSheet(facts=())), horizon=Shape().turns
+        )
         return cls(
             policy=served["policy"],
             learner=GRPOLearner(learning, LEARNING, updating=served["policy"].updating),

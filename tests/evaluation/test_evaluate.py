@@ -11,6 +11,7 @@ import pytest
 
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.scripted_policies import make_policy
+from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
 from dreamgym.evaluation.evaluate import (
     Comparison,
@@ -24,7 +25,6 @@ from dreamgym.evaluation.evaluate import (
 from dreamgym.evaluation.statistics import mcnemar, paired_difference, wilson
 from dreamgym.protocols import Environment, Policy, find_expert, find_world_sheet
 from dreamgym.testing import Corridor, CorridorFactory
-from dreamgym.training.step_counter import StepCounter
 from dreamgym.types import Decision, FailureKind, Outcome, State, Task, Transition
 
 FACTORY = CorridorFactory(length=4, horizon=6)

@@ -19,7 +19,7 @@ from dreamgym.protocols import ExperienceModel
 from dreamgym.rollout_groups import GroupReport
 from dreamgym.rollouts import Origin, run_episode
 from dreamgym.training.metrics import MetricsLog, practice_row
-from dreamgym.training.prediction_log import PREDICTIONS, PredictionLog, WatchedModel
+from dreamgym.training.prediction_log import PREDICTIONS, prediction_rows
 from dreamgym.types import (
     Decision,
     Demonstration,
@@ -128,7 +128,7 @@ def hostile_episode(example: Trajectory) -> Trajectory:
 async def write_run(folder: Path, *, steps: int = 6) -> list[Trajectory]:
     """Fills the folder; returns the recorded episodes whose tasks were dreamt."""
     episodes = recorded_episodes()
-    faithful = WatchedModel(Reminded(await recited(episodes), episodes))
+    faithful = Reminded(await recited(episodes), episodes)
     forgetful = await recited(episodes, misremembered)
     groups = [
         RolloutGroup(
@@ -144,8 +144,9 @@ async def write_run(folder: Path, *, steps: int = 6) -> list[Trajectory]:
     with TrajectoryWriter(folder / "trajectories") as keeper:
         keeper.append(each for group in groups for each in group.trajectories)
         keeper.append([hostile_episode(groups[0].trajectories[0])])
-    with PredictionLog(folder / PREDICTIONS, faithful) as log:
-        log.keep(each for group in groups for each in group.trajectories)
+    with MetricsLog(folder / PREDICTIONS) as log:
+        for row in (row for group in groups for row in prediction_rows(group.trajectories[0])):
+            log.append(row)
     _write_metrics(folder, groups, steps)
     _write_pool(folder, groups)
     _write_evaluation(folder, episodes)

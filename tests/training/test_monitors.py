@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dreamgym.envs.synthetic import SyntheticEnvironment
+from dreamgym.envs.synthetic import UNREADABLE, SyntheticEnvironment
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, TrainingCollapsedError
 from dreamgym.testing import CorridorFactory
-from dreamgym.training.dream import ForgivingModel, RecordedStarts
-from dreamgym.training.metrics import UNREADABLE, MetricsLog, read_metrics
+from dreamgym.training.dream import RecordedStarts
+from dreamgym.training.metrics import MetricsLog, read_metrics
 from dreamgym.training.monitors import Monitors, MonitorSettings
 from dreamgym.training.uniform_tasks import UniformTasks
 from dreamgym.types import (
@@ -169,7 +169,7 @@ def test_a_recorded_task_is_dreamt_in_its_own_world() -> None:
         found = worlds(each.task, 7)
         assert found is not None
         assert found.sheet == each.sheet
-        assert found.first == State(text=each.start.text), "the dream lists no admissible actions"
+        assert found.state == State(text=each.start.text), "the dream lists no admissible actions"
     assert worlds(replace(recorded[0].task, id="c"), 0) is None
 
 
@@ -192,8 +192,7 @@ async def test_an_action_without_a_readable_reply_is_refused_and_counted() -> No
     task = episode("a", "shelf 1").task
     sheet = WorldSheet(facts=(("opens", "shelf 1"),))
     for kind in (FailureKind.PARSE_ERROR, FailureKind.SERVER_DOWN):
-        model = ForgivingModel(_Stammering(kind), "Nothing happens.")
-        dream = SyntheticEnvironment(task, model, sheet, horizon=2)
+        dream = SyntheticEnvironment(task, _Stammering(kind), sheet, horizon=2, unreadable="Nothing happens.")
         await dream.start()
         if kind is FailureKind.SERVER_DOWN:
             with pytest.raises(EpisodeFailedError):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
 from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
-from dreamgym.experience.world_sheet import difference, tell
+from dreamgym.experience.world_sheet import tell
 from dreamgym.models.registry import names_language_model
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, find_expert, find_world_sheet
 from dreamgym.types import Outcome, Provenance, Task, Trajectory, Transition, WorldSheet
@@ -250,8 +250,6 @@ class _Session:
         if facts is not None:
             self._sheet = runner.run(facts.world_sheet())
         self._transitions: list[Transition] = []
-        self._sheets: tuple[WorldSheet, WorldSheet] | None = None
-        """Before and after the last action of a dream."""
         _say(f"Task: {environment.task.instruction}", "bold")
         _say(self._start.text)
         _say("(:help tells what else you can type)", "dim")
@@ -300,11 +298,7 @@ class _Session:
         if self._over:
             _say("The episode is over: :save DIR keeps it, :quit leaves.")
             return
-        dream = self._environment if isinstance(self._environment, SyntheticEnvironment) else None
-        before = dream.sheet if dream else None
         outcome = self._runner.run(self._environment.step(action))
-        if dream is not None and before is not None:
-            self._sheets = before, dream.sheet
         self._transitions.append(Transition(state=self._state, action=action, outcome=outcome))
         self._state = outcome.next_state
         _say(outcome.next_state.text)
@@ -320,22 +314,25 @@ class _Session:
         if isinstance(self._environment, SyntheticEnvironment):
             known = self._environment.sheet
         _say("This environment cannot tell." if known is None else "\n".join(tell(known.facts)))
-        if self._sheets is not None:
-            change = difference(*self._sheets)
+        change = self._info("change")
+        if change is not None:
             told = [f"- {line}" for line in tell(change.ended)] + [f"+ {line}" for line in tell(change.begun)]
             _say("The last action changed" + ("\n".join([":", *told]) if told else " nothing."), "dim")
 
     def _tell_demonstrations(self, _: str) -> None:
-        dream = self._environment
-        answer = dream.prediction if isinstance(dream, SyntheticEnvironment) else None
-        if answer is None or not answer.demonstrations:
+        demonstrations = self._info("demonstrations")
+        if not demonstrations:
             _say("None: nothing was done yet, the environment is real, or the model does without them.")
             return
-        for shown in answer.demonstrations:
+        for shown in demonstrations:
             past = shown.transition
             where = f"{shown.transition_id}, {shown.provenance.source}"
             _say(f"{shown.similarity:.3f}  {where}", "bold")
             _say(f"{past.state.text}\n> {past.action}\n{past.outcome.next_state.text}")
+
+    def _info(self, name: str) -> Any:
+        """An entry of the last outcome's info; None if there is none."""
+        return self._transitions[-1].outcome.info.get(name) if self._transitions else None
 
     def _expert(self, name: str) -> None:
         expert = find_expert(self._environment)

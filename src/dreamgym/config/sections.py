@@ -227,7 +227,9 @@ class TrainConfig(Section):
     start_states: Literal["recorded", "recombined"] = Field(
         "recorded", description="world sheets as recorded, or with objects placed anew within their room"
     )
-    horizon: int = Field(50, ge=1, description="actions per synthetic episode")
+    horizon: int | None = Field(
+        None, ge=1, description="actions per synthetic episode; by default as in the real environment"
+    )
     on_unreadable_reply: Literal["refuse", "fail"] = Field(
         "refuse", description="refuse an action without a readable prediction, or fail its rollout group"
     )

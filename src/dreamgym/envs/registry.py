@@ -76,6 +76,13 @@ def find_environment(name: str) -> EnvironmentSpec:
     raise ConfigError(f"unknown environment {name!r}{nearest_name(name, environment_names())}")
 
 
+def environment_horizon(spec: EnvironmentSpec | None, options: Mapping[str, Any]) -> int | None:
+    """The environment's own limit of actions per episode: its option `horizon`; None if it has none."""
+    if spec is None:
+        return None
+    return getattr(validate(spec.options, options, prefix="environment.options."), "horizon", None)
+
+
 def open_environment(name: str, options: Mapping[str, Any] | None = None) -> EnvironmentFactory:
     """The factory of a named environment; options are validated first."""
     spec = find_environment(name)

@@ -1,25 +1,37 @@
-"""The synthetic environment: an experience model behind the interface of a real one.
-
-Nothing that trains or evaluates a policy can tell it from a real environment, except by the provenance that
-the trajectory carries.
-"""
+"""The synthetic environment: an experience model behind the interface of a real environment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TypeAlias
 
 from dreamgym.config import nearest_name
-from dreamgym.errors import ConfigError, EpisodeOverError
+from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError
 from dreamgym.protocols import ExperienceModel
-from dreamgym.types import Fact, Outcome, Prediction, State, Task, Transition, WorldSheet
+from dreamgym.types import (
+    Change,
+    Fact,
+    FailureKind,
+    Outcome,
+    Prediction,
+    State,
+    Task,
+    Transition,
+    WorldSheet,
+)
 
-SheetFor = Callable[[Task], WorldSheet]
-"""The world sheet on which a task is dreamt: the same for every member of a rollout group."""
+UNREADABLE = "unreadable"
+"""`reward_source` of an action that was refused because the experience model's reply did not parse."""
 
 
 class SyntheticEnvironment:
-    """One imagined episode."""
+    """One imagined episode. It has a world sheet (`HasWorldSheet`) and no expert.
+
+    `Outcome.info` holds the ``demonstrations`` in the experience model's prompt, the ``change`` that it
+    declared, whether the action was ``refused``, and the ``sheet`` before the action.
+    """
 
     def __init__(
         self,
@@ -30,12 +42,16 @@ class SyntheticEnvironment:
         horizon: int,
         refusal_ends: bool = False,
         first: State | None = None,
+        unreadable: str | None = None,
     ) -> None:
         """
         Args:
             horizon: actions after which the episode is truncated.
-            refusal_ends: whether an action that the environment says no to ends the episode, without success.
-            first: the first state, where it is known; by default the experience model imagines it.
+            refusal_ends: a refused action ends the episode without success.
+            first: the first state; by default the experience model imagines it.
+            unreadable: the text with which an action is refused when the experience model's reply does not
+                parse. By default such a reply is an `EpisodeFailedError`, which drops the rollout group; a
+                policy early in training causes many of them.
         """
         self.task = task
         self._model = experience_model
@@ -43,7 +59,7 @@ class SyntheticEnvironment:
         self._horizon = horizon
         self._refusal_ends = refusal_ends
         self._first = first
-        self._prediction: Prediction | None = None
+        self._unreadable = unreadable
         self._history: list[Transition] = []
         self._state: State | None = None
         self._over: str | None = "has not started"
@@ -51,9 +67,7 @@ class SyntheticEnvironment:
 
     async def start(self) -> State:
         if self._over != "has not started":
-            raise EpisodeOverError(
-                "an environment is one episode: make a new one instead of starting it again"
-            )
+            raise EpisodeOverError("an environment is one episode: make a new one to start again")
         self._over = "is starting"
         self._state = self._first or await self._model.imagine_start(self.task, self._first_sheet)
         self._over = None
@@ -62,66 +76,109 @@ class SyntheticEnvironment:
     async def step(self, action: str) -> Outcome:
         if self._over is not None or self._state is None:
             raise EpisodeOverError(f"this episode {self._over}: step only between start and the end")
-        prediction = await self._predicted(self._state, action)
+        prediction = await self._predict(self._state, action)
         outcome = prediction.outcome
-        if prediction.refused and self._refusal_ends:
-            outcome = replace(outcome, terminated=True)
-        if not outcome.over and len(self._history) + 1 >= self._horizon:
-            outcome = replace(outcome, truncated=True)
+        terminated = outcome.terminated or (prediction.refused and self._refusal_ends)
+        outcome = replace(
+            outcome,
+            terminated=terminated,
+            truncated=not terminated and (outcome.truncated or len(self._history) + 1 >= self._horizon),
+            info={
+                **outcome.info,
+                "demonstrations": prediction.demonstrations,
+                "refused": prediction.refused,
+                "sheet": self._sheet,
+                "change": _difference(self._sheet, prediction.sheet),
+            },
+        )
         self._history.append(Transition(state=self._state, action=action, outcome=outcome))
         self._state, self._sheet = outcome.next_state, prediction.sheet
-        self._prediction = prediction
         if outcome.over:
             self._over = "is over"
         return outcome
 
-    async def _predicted(self, state: State, action: str) -> Prediction:
-        """What is refused stays refused while the facts are the same: a model that is wrong once in ten times
-        would be asked until it says yes, and a policy learns to ask."""
+    async def _predict(self, state: State, action: str) -> Prediction:
+        # A refusal is cached while the facts are unchanged: otherwise a policy learns to repeat an action
+        # until a model with some error rate accepts it.
         key = (frozenset(self._sheet.facts), action)
         known = self._refused.get(key)
         if known is not None:
             return replace(known, sheet=self._sheet)
-        found = await self._model.predict(self.task, self._sheet, self._history, state, action)
-        if found.refused and self._sheet.facts:
-            self._refused[key] = found
-        return found
+        try:
+            prediction = await self._model.predict(self.task, self._sheet, self._history, state, action)
+        except EpisodeFailedError as error:
+            if self._unreadable is None or error.kind is not FailureKind.PARSE_ERROR:
+                raise
+            refusal = State(text=self._unreadable)
+            outcome = Outcome(next_state=refusal, reward=0.0, terminated=False, reward_source=UNREADABLE)
+            prediction = Prediction(outcome=outcome, sheet=self._sheet, refused=True)
+        if prediction.refused and self._sheet.facts:
+            self._refused[key] = prediction
+        return prediction
 
     async def world_sheet(self) -> WorldSheet:
         return self._first_sheet
 
     @property
     def sheet(self) -> WorldSheet:
-        """The facts as they are now."""
+        """The current facts."""
         return self._sheet
-
-    @property
-    def prediction(self) -> Prediction | None:
-        """What the experience model answered last, with the demonstrations it was shown."""
-        return self._prediction
 
     async def aclose(self) -> None:
         self._over = self._over or "is closed"
 
 
+def _difference(before: WorldSheet, after: WorldSheet) -> Change:
+    if before is after:
+        return Change()
+    old, new = set(before.facts), set(after.facts)
+    return Change(
+        ended=tuple(fact for fact in before.facts if fact not in new),
+        begun=tuple(fact for fact in after.facts if fact not in old),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeStart:
+    """How an imagined episode starts."""
+
+    sheet: WorldSheet
+    state: State | None = None
+    """The first state; None lets the experience model imagine it."""
+
+
+StartFor: TypeAlias = Callable[[Task, int], EpisodeStart | None]
+"""The start of a task's episodes with a seed; None for an unknown task. Members of a rollout group share the
+seed, so they share the start."""
+
+
 class SyntheticFactory:
-    """Makes imagined episodes of known tasks."""
+    """Makes imagined episodes: an `EnvironmentFactory` like that of a real environment.
+
+    Example::
+
+        factory = SyntheticFactory(model, tasks, RecordedStarts(trajectories), horizon=30)
+        groups = await run_groups(factory, make_policy, tasks, name="dream")
+    """
 
     def __init__(
         self,
         experience_model: ExperienceModel,
         tasks: Sequence[Task],
-        sheet_for: SheetFor,
+        start_for: StartFor,
         *,
         horizon: int = 50,
         refusal_ends: bool = False,
+        unreadable: str | None = None,
     ) -> None:
+        """The arguments of `SyntheticEnvironment`, for each of its episodes."""
         self.name = tasks[0].environment if tasks else "synthetic"
         self._model = experience_model
         self._tasks = tuple(tasks)
-        self._sheet_for = sheet_for
+        self._start_for = start_for
         self._horizon = horizon
         self._refusal_ends = refusal_ends
+        self._unreadable = unreadable
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -132,17 +189,23 @@ class SyntheticFactory:
         if not found:
             raise ConfigError(f"unknown split {split!r}{nearest_name(split, self.splits)}")
         if count is not None and count > len(found):
-            raise ConfigError(f"asked for {count} tasks of split {split!r}, there are {len(found)}")
+            raise ConfigError(f"split {split!r} has {len(found)} tasks, {count} were requested")
+        Random(seed).shuffle(found)
         return found[:count]
 
     def make(self, task: Task, *, seed: int = 0) -> SyntheticEnvironment:
+        start = self._start_for(task, seed)
+        if start is None:
+            raise ConfigError(f"no start is known for task {task.id!r}: it has no world sheet")
         return SyntheticEnvironment(
             task,
             self._model,
-            self._sheet_for(task),
+            start.sheet,
             horizon=self._horizon,
             refusal_ends=self._refusal_ends,
+            first=start.state,
+            unreadable=self._unreadable,
         )
 
     async def aclose(self) -> None:
-        """Nothing to close: the language model belongs to whoever made it."""
+        """Nothing to close: the caller owns the experience model."""

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.evaluation.statistics import Estimate, mcnemar, paired_difference, share_of_episodes
 from dreamgym.garbage import settled
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.rollout_groups import GroupSettings, PolicyFactory, run_groups
 from dreamgym.rollouts import Limits
-from dreamgym.training.step_counter import StepCounter
 from dreamgym.types import Task, Trajectory
 
 

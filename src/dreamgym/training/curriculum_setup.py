@@ -16,6 +16,7 @@ from dreamgym.curriculum.task_filter import TaskFilter
 from dreamgym.curriculum.task_pool import FILE, TaskPool
 from dreamgym.curriculum.task_proposers import FineTunedTaskProposer, PromptedTaskProposer, TaskProposer
 from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.envs.synthetic import EpisodeStart, StartFor
 from dreamgym.errors import ConfigError
 from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.prompted import PromptedExperienceModel
@@ -25,7 +26,6 @@ from dreamgym.experience.world_sheet import kinds
 from dreamgym.models.registry import NAMES, LanguageModels, check_named, names_language_model
 from dreamgym.protocols import Embedder, ExperienceModel, LanguageModel
 from dreamgym.replay.embedders import make_embedder
-from dreamgym.training.dream import Beginning, WorldFor
 from dreamgym.types import Task, Trajectory, WorldSheet
 
 _SHOWN = 12
@@ -47,13 +47,13 @@ class SampledStarts:
 
         return self._worlds.draw(task, Random(f"{task.id}/{seed}"), possible)
 
-    def beginning(self, task: Task, seed: int) -> Beginning | None:
-        """A `WorldFor` for tasks that no trajectory holds: the experience model imagines how they begin."""
+    def beginning(self, task: Task, seed: int) -> EpisodeStart | None:
+        """A `StartFor` for tasks that no trajectory holds: the experience model imagines how they begin."""
         sheet = self(task, seed)
         if sheet is None:
             # Worlds that a task can succeed in may be rare; the gate let it in with the one of seed 0.
             sheet = self(task)
-        return None if sheet is None else Beginning(sheet=sheet)
+        return None if sheet is None else EpisodeStart(sheet=sheet)
 
 
 def worlds_for(spec: EnvironmentSpec, sheets: Iterable[WorldSheet]) -> SampledStarts:
@@ -172,7 +172,7 @@ async def curriculum_of(
     seeds: Sequence[Task],
     experience_model: ExperienceModel,
     models: LanguageModels | None = None,
-) -> tuple[Curriculum, WorldFor] | None:
+) -> tuple[Curriculum, StartFor] | None:
     """The curriculum that a run's settings ask for, and the worlds of the tasks it generates.
 
     Args:

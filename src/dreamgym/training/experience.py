@@ -191,6 +191,7 @@ def load_experience_model(
     memory: Memory | None = None,
     refusals: Collection[str] = (),
     without: Collection[Part] = (),
+    max_synthetic: int | None = None,
     remembered: int = 0,
 ) -> ReasoningExperienceModel:
     """The experience model that a run has made, ready to predict.
@@ -200,6 +201,7 @@ def load_experience_model(
             another replay buffer.
         refusals: the texts by which its environment says no.
         without: what it shall do without, though it was taught with it.
+        max_synthetic: largest number of synthetic demonstrations in a prompt.
         remembered: replies kept for whoever asks the same again.
     """
     from dreamgym.models.local.language_model import LocalLanguageModel
@@ -219,6 +221,7 @@ def load_experience_model(
         memory=memory,
         refusals=refusals,
         attempts=settings.attempts,
+        max_synthetic=max_synthetic,
         remembered=remembered,
     )
 

@@ -116,6 +116,7 @@ def open_prompted_model(
         ),
         grader=grader,
         memory=memory,
+        max_synthetic=config.replay.max_synthetic,
         refusals=spec.refusals if spec is not None else (),
         starts=starts,
     )

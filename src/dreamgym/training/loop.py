@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import BudgetSpentError
 from dreamgym.evaluation.evaluate import Evaluation
 from dreamgym.garbage import settled
@@ -21,7 +22,6 @@ from dreamgym.rollouts import Origin
 from dreamgym.training.metrics import Row, practice_row
 from dreamgym.training.monitors import Monitors
 from dreamgym.training.run_recorder import RunRecorder
-from dreamgym.training.step_counter import StepCounter
 
 OnStep = Callable[[Row, list[str]], None]
 """Told the metrics of each step or evaluation, and what the monitors warn of."""

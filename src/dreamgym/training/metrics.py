@@ -11,14 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dreamgym.envs.synthetic import UNREADABLE
 from dreamgym.errors import DataError
 from dreamgym.files import AppendLog
 from dreamgym.rollout_groups import GroupReport
 from dreamgym.types import RolloutGroup, Trajectory
 
 Row = dict[str, Any]
-UNREADABLE = "unreadable"
-"""The source of a reward of 0 for an action to which the experience model gave no readable reply."""
 
 
 class MetricsLog:

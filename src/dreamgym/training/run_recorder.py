@@ -13,7 +13,7 @@ from dreamgym.evaluation.evaluate import Evaluation
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.store import records
 from dreamgym.training.metrics import MetricsLog, Row
-from dreamgym.training.prediction_log import PredictionLog
+from dreamgym.training.prediction_log import prediction_rows
 from dreamgym.training.run_dir import CHECKPOINT, RunDir
 from dreamgym.types import RolloutGroup, Trajectory
 
@@ -39,7 +39,7 @@ class RunRecorder:
     weights: Callable[[], Mapping[str, Any]]
     """What has been learnt, for a policy to be kept."""
     buffer: ReplayBuffer | None = None
-    predictions: PredictionLog | None = None
+    predictions: MetricsLog | None = None
     """What was behind the steps of kept episodes, in the dream."""
     done: int = 0
     """Steps behind us."""
@@ -76,7 +76,9 @@ class RunRecorder:
         kept = [each for group in groups[: self.config.save_groups] for each in group.trajectories]
         self.keeper.append(kept)
         if self.predictions is not None:
-            self.predictions.keep(kept)
+            for each in kept:
+                for step in prediction_rows(each):
+                    self.predictions.append(step)
         self.fresh += [each for group in groups for each in group.trajectories]
         if self.done % self.config.save_policy_every == 0:
             self.folder.save_policy(self.done, self.weights())

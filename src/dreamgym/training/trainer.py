@@ -18,6 +18,7 @@ from dreamgym.config import Config
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
+from dreamgym.envs.synthetic import StartFor
 from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import Evaluation, EvaluationSettings, evaluate
 from dreamgym.files import atomic_directory, write_text
@@ -29,14 +30,13 @@ from dreamgym.rollouts import Limits, Origin
 from dreamgym.training.agent import BASE, Agent, make_agent, make_learner, same_policy
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import prefer
-from dreamgym.training.dream import WorldFor
-from dreamgym.training.dream_setup import Given, World, open_world
+from dreamgym.training.dream_setup import EpisodeSource, Overrides, open_episode_source
 from dreamgym.training.experience_loading import check_prompted_model, choose_grader
 from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row
 from dreamgym.training.model_setup import PREFIX
 from dreamgym.training.monitors import Monitors, MonitorSettings
-from dreamgym.training.prediction_log import PREDICTIONS, PredictionLog
+from dreamgym.training.prediction_log import PREDICTIONS
 from dreamgym.training.run_dir import (
     EXPORT,
     METRICS,
@@ -132,7 +132,7 @@ async def train(
     real: EnvironmentFactory | None = None,
     experience_model: ExperienceModel | None = None,
     make_tasks: MakeTaskSource | None = None,
-    world_for: WorldFor | None = None,
+    start_for: StartFor | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Run `config`, or go on with it; returns what stands in `summary.json` of its folder.
@@ -141,7 +141,7 @@ async def train(
         real: instead of the environment that the configuration names; the caller closes it.
         experience_model: instead of the one of `config.train.experience`.
         make_tasks: a source of tasks instead of the one that the settings ask for.
-        world_for: the worlds of tasks that it generates.
+        start_for: the starts of tasks that it generates.
 
     Raises:
         ConfigError: the settings cannot work, or the folder was begun with others.
@@ -155,7 +155,9 @@ async def train(
         async with AsyncExitStack() as stack:
             models = await stack.enter_async_context(LanguageModels(config, folder=folder.path))
             run = _Run(config, spec, folder, offline, tell, models.spending)
-            given = Given(real=real, experience_model=experience_model, world_for=world_for, models=models)
+            given = Overrides(
+                real=real, experience_model=experience_model, start_for=start_for, models=models
+            )
             why = await run.carry_through(stack, given, make_tasks)
             return run.finish(why)
 
@@ -184,7 +186,7 @@ class _Run:
     async def carry_through(
         self,
         stack: AsyncExitStack,
-        given: Given,
+        given: Overrides,
         make_tasks: MakeTaskSource | None,
     ) -> str:
         config, chosen = self._config, self._config.train
@@ -195,7 +197,7 @@ class _Run:
         stack.push_async_callback(policy.aclose)
         if config.learner.algorithm == "dpo":
             return await self._prefer(stack)
-        world = await open_world(
+        world = await open_episode_source(
             stack, config, self._spec, self._folder, self._offline, given, self._remembered
         )
         if given.models is not None:
@@ -212,8 +214,8 @@ class _Run:
             parts={"learner": learner, "tasks": source, "monitors": monitors},
             weights=policy.weights,
             buffer=world.buffer if chosen.update_replay_buffer else None,
-            predictions=stack.enter_context(PredictionLog(self._folder.path / PREDICTIONS, world.watched))
-            if world.watched is not None
+            predictions=stack.enter_context(MetricsLog(self._folder.path / PREDICTIONS))
+            if world.experience_model is not None
             else None,
         )
         await ledger.resume()
@@ -268,7 +270,7 @@ class _Run:
         return f"{ledger.done} updates on recorded pairs were made"
 
     async def _tasks(
-        self, stack: AsyncExitStack, given: Given, world: World, make_tasks: MakeTaskSource | None
+        self, stack: AsyncExitStack, given: Overrides, world: EpisodeSource, make_tasks: MakeTaskSource | None
     ) -> TaskSource:
         """What the caller makes; else a curriculum, where the settings ask for one; else the plain list."""
         if make_tasks is not None:
@@ -279,7 +281,7 @@ class _Run:
                 config, spec, self._folder.path, self._offline, world.tasks, model, given.models
             )
             if planned is not None:
-                curriculum, given.world_for = planned
+                curriculum, given.start_for = planned
                 stack.callback(curriculum.pool.close)
                 return curriculum
         return UniformTasks(world.tasks, seed=config.seed)
