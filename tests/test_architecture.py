@@ -65,7 +65,7 @@ def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
 
 
 def package(name: str) -> str:
-    return name.split(".")[0]
+    return name.split(".", maxsplit=1)[0]
 
 
 def allowed(name: str) -> set[str] | None:

@@ -307,7 +307,7 @@ async def test_a_failing_pass_fails_only_those_concerned(kind: type[torch.nn.Emb
 async def test_a_batch_that_is_too_much_is_made_smaller() -> None:
     model = with_embedding(Stumbling)
     language_model = opened(model)
-    language_model._workers.all[0].scheduler._backend.forward._twin.model.embed_tokens.most = 40  # type: ignore[attr-defined]
+    language_model._workers.all[0].scheduler._backend.forward._copy.model.embed_tokens.most = 40  # type: ignore[attr-defined]
     choices = ("look", "inventory")
     requests = [ask(prompt_token_ids=tuple(range(260, 270)), choices=choices, seed=s) for s in range(20)]
     answers = await asyncio.gather(*map(language_model.complete, requests))

@@ -1,4 +1,4 @@
-"""Samples the next token of every row: greedy, temperature, top-p, by a seed.
+"""Samples the next token of every row: greedy, temperature, top-p, by a seed, or constrained to given choices.
 
 Tokens are drawn by inverting the cumulative distribution at one uniform number per row. The number is a hash
 of the request's seed and the token's position, so it is independent of the rest of the batch, of the order of
@@ -7,7 +7,8 @@ arrival and of generator state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -95,3 +96,46 @@ def _within_top_p(probabilities: Tensor, top_p: Tensor) -> Tensor:
     before = ordered.cumsum(-1) - ordered
     least = ordered.masked_fill(before >= top_p, torch.inf).amin(-1, keepdim=True)
     return torch.where((probabilities >= least) | (top_p >= 1), probabilities, 0.0)
+
+
+@dataclass(slots=True)
+class TrieNode:
+    """A node of the trie of tokenized choices."""
+
+    children: dict[int, TrieNode] = field(default_factory=dict)
+    choice: str | None = None
+    """The choice that is complete here."""
+
+    def allowed(self, terminator: int) -> list[int]:
+        """Tokens that may come next; the terminator only where a choice is a prefix of another."""
+        return [*self.children, terminator] if self.choice is not None else list(self.children)
+
+    def after(self, token: int) -> TrieNode:
+        """The next node; the terminator ends at the choice that is complete here."""
+        return self.children.get(token) or TrieNode(choice=self.choice)
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    @property
+    def needs_terminator(self) -> bool:
+        """Whether a choice is a prefix of another (or empty), here or below."""
+        below = self.children.values()
+        return (self.choice is not None and bool(below)) or any(child.needs_terminator for child in below)
+
+
+def build_trie(choices: Sequence[tuple[str, Sequence[int]]]) -> TrieNode:
+    """The trie of choices, each with its tokens.
+
+    >>> root = build_trie([("go", [5]), ("go on", [5, 6]), ("stop", [7])])
+    >>> root.allowed(0), root.after(5).allowed(0), root.after(5).after(0).choice, root.after(7).is_leaf
+    ([5, 7], [6, 0], 'go', True)
+    """
+    root = TrieNode()
+    for choice, tokens in choices:
+        node = root
+        for token in tokens:
+            node = node.children.setdefault(token, TrieNode())
+        node.choice = choice
+    return root

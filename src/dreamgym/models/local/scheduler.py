@@ -18,9 +18,8 @@ from torch import Tensor
 
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.models.local.backends import Backend
-from dreamgym.models.local.constrained_decoding import TrieNode, build_trie
-from dreamgym.models.local.prefix_cache import PrefixCache
-from dreamgym.models.local.sampling import SamplingParams, sample_tokens
+from dreamgym.models.local.kv_cache import PrefixCache
+from dreamgym.models.local.sampling import SamplingParams, TrieNode, build_trie, sample_tokens
 from dreamgym.models.local.tokenization import TextCodec, TokenHistory
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
