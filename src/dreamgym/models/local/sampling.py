@@ -1,4 +1,4 @@
-"""Samples the next token of every row: greedy, temperature, top-p, by a seed, or constrained to given choices.
+"""Samples the next token of every row: greedy, temperature, top-p, by a seed, or among given choices.
 
 Tokens are drawn by inverting the cumulative distribution at one uniform number per row. The number is a hash
 of the request's seed and the token's position, so it is independent of the rest of the batch, of the order of
