@@ -14,13 +14,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dreamgym.cli import app
-from dreamgym.cli.experience_models import recorded, revealed
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.protocols import Environment
 from dreamgym.testing.corridor import CorridorFactory
-from dreamgym.training.experience import load_experience_model
+from dreamgym.training.episode_starts import real_start, recorded_start
+from dreamgym.training.experience_loading import load_experience_model
 from dreamgym.types import Outcome, State, Task, Trajectory, WorldSheet
 from tests.command import INTERRUPTIBLE
 
@@ -133,7 +133,7 @@ def test_a_run_that_needs_demonstrations_says_so_without_a_buffer(
         words = ["experience", "eval", run, "--data", data]
     told = dreamgym(*words)
     assert told.exit_code == 2
-    assert "was taught with 1 demonstrations" in told.stderr
+    assert "was fine-tuned with 1 demonstrations" in told.stderr
     assert "--buffer" in told.stderr
     assert "--no-demonstrations" in told.stderr
 
@@ -142,8 +142,8 @@ def test_a_run_that_needs_demonstrations_says_so_without_a_buffer(
     ("words", "message"),
     [
         (["--reward", "sheet"], "belong to --dream"),
-        (["--dream", "RUN", "--reward", "judge"], "expected --reward model, sheet"),
-        (["--dream", "nowhere"], "expected the folder of an experience model"),
+        (["--dream", "RUN", "--reward", "judge"], "expected a grader"),
+        (["--dream", "nowhere"], "expected the run directory of an experience model"),
         (["--dream", "RUN", "--trajectories", "DATA", "--task", "99"], "hold 4 tasks of environment"),
         (
             ["--dream", "RUN", "--trajectories", "DATA", "--split", "x"],
@@ -151,7 +151,7 @@ def test_a_run_that_needs_demonstrations_says_so_without_a_buffer(
         ),
         (
             ["--dream", "RUN", "--env", "textworld", "--trajectories", "DATA"],
-            "no task of environment 'textworld'",
+            "was fine-tuned on environment 'alfworld', not 'textworld'",
         ),
     ],
 )
@@ -167,11 +167,11 @@ def test_what_a_dream_cannot_begin_from_is_said(
 async def test_a_dream_begins_as_the_environment_reveals_it_or_says_that_it_cannot() -> None:
     factory = CorridorFactory(length=4)
     [task] = await factory.tasks("train", 1)
-    begin = await revealed(factory, task)
+    begin = await real_start(factory, task)
     assert begin.first == await factory.make(task).start()
     assert ("unlocked", f"door {task.id.split('-')[-1]}") in begin.sheet.facts
-    with pytest.raises(ConfigError, match=r"cannot tell its hidden facts.*--trajectories"):
-        await revealed(_Secretive(), task)
+    with pytest.raises(ConfigError, match=r"does not disclose its hidden facts.*--trajectories"):
+        await real_start(_Secretive(), task)
 
 
 class _Blind:
@@ -200,10 +200,10 @@ class _Secretive(CorridorFactory):
 def test_a_recorded_task_is_found_by_its_place_or_id(episode: Trajectory, data: Path) -> None:
     every = list(read_trajectories(data))
     for wanted in ("2", every[2].task.id):
-        begin = recorded(every, "alfworld", split=None, wanted=wanted)
+        begin = recorded_start(every, "alfworld", split=None, wanted=wanted)
         assert (begin.task, begin.sheet, begin.first) == (every[2].task, every[2].sheet, every[2].start)
     with pytest.raises(ConfigError, match="no task 'x'"):
-        recorded(every, "alfworld", split="train", wanted="x")
+        recorded_start(every, "alfworld", split="train", wanted="x")
 
 
 def measured(run: Path, *words: object) -> dict[str, object]:
@@ -234,12 +234,12 @@ def test_each_part_can_be_left_out_of_a_measurement_whose_files_say_so(
 def test_what_a_run_never_had_cannot_be_left_out_unnoticed(untaught: Path, data: Path) -> None:
     told = dreamgym("experience", "eval", untaught, "--data", data, "--episodes", 1, "--no-history")
     assert told.exit_code == 0, told.output
-    assert "was taught without history: leaving it out changes nothing" in " ".join(told.stderr.split())
+    assert "was fine-tuned without history: leaving it out changes nothing" in " ".join(told.stderr.split())
 
 
 async def test_without_a_part_the_model_does_not_see_it(run: Path, episode: Trajectory) -> None:
     """Asked with two pasts and two sheets: what is left out cannot make a difference."""
-    model = load_experience_model(run, without=["history", "reasoning", "demonstrations", "sheet"])
+    model = load_experience_model(run, without=["history", "reasoning", "demonstrations", "sheet"]).model
     assert episode.sheet is not None
     step = episode.transitions[1]
     answers = []

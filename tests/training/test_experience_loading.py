@@ -47,12 +47,12 @@ def test_an_environment_adds_its_rules_its_refusal_and_only_the_facts_that_are_t
 
 
 def test_the_grader_is_the_sheet_where_there_is_one_unless_another_is_named() -> None:
-    assert choose_grader("auto", SPEC, setting="train.reward") == "sheet"
-    assert choose_grader(None, None, setting="--reward") == "model"
-    assert choose_grader("endpoint:strong", SPEC, setting="train.reward") == "endpoint:strong"
+    assert choose_grader("auto", SPEC) == "sheet"
+    assert choose_grader(None, None) == "model"
+    assert choose_grader("endpoint:strong", SPEC) == "endpoint:strong"
     for wrong in ("sheet", "judge", "endpoint:"):
-        with pytest.raises(ConfigError, match=f"expected train.reward model, sheet.*got '{wrong}'"):
-            choose_grader(wrong, None, setting="train.reward")
+        with pytest.raises(ConfigError, match=f"expected a grader .*got '{wrong}'"):
+            choose_grader(wrong, None)
     models = LanguageModels(Config())
     assert make_grader("model", SPEC, models) is None
     assert make_grader("sheet", SPEC, models) is not None

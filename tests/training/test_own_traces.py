@@ -116,12 +116,9 @@ def test_a_server_without_grammars_is_asked_without_and_understood_all_the_same(
     assert "Found: mug in red, blue, green." in told(result)
 
 
-@pytest.mark.parametrize("words", [["--dream", "--model"], ["--model"], ["--dream"], ["--dream=", "--model"]])
-def test_the_model_that_dreams_stands_beside_the_flag_or_in_it(
-    server: ScriptedServer, traces: str, words: list[str]
-) -> None:
+def test_the_experience_model_is_named_by_model_and_address(server: ScriptedServer, traces: str) -> None:
     result = dreamgym(
-        *("play", *words, "openai:your-model", "--base-url", f"{server.url}/v1", "--env", "shop"),
+        *("play", "--dream", "openai:your-model", "--base-url", f"{server.url}/v1", "--env", "shop"),
         *("--trajectories", traces, "--task", "4"),
         typed="search pan\n",
     )
@@ -149,14 +146,11 @@ def test_replies_that_cannot_be_read_are_told_and_cost_nothing_else(
     ("words", "message"),
     [
         (["--dream", "endpoint:nobody"], "no endpoint 'nobody'"),
-        (["--dream"], "expected who dreams: --dream RUN"),
-        (["--dream", "--base-url", "http://localhost:8000"], "expected who dreams: --dream RUN"),
-        (["--base-url", "http://localhost:8000"], "--base-url belongs to --dream --model"),
-        (["--dream", "runs/a", "--model", "NAME"], "expected one experience model, got --dream runs/a and"),
+        (["--base-url", "http://localhost:8000"], "--base-url belongs to --dream openai:MODEL"),
         (["--dream", "NAME", "--set", "prompted.form=webworld"], "tells states and no success"),
-        (["--dream", "NAME", "--reward", "sheet"], "expected --reward model, sheet where"),
+        (["--dream", "NAME", "--reward", "sheet"], "expected a grader"),
         (["--dream", "NAME", "--set", "prompted.prompt=missing.md"], "expected auto or a text file"),
-        (["--dream", "NAME", "--set", "prompted.max_tokens=9000"], "leaves no room for a question"),
+        (["--dream", "NAME", "--set", "prompted.max_tokens=9000"], "leaves no room for a prompt"),
     ],
 )
 def test_what_cannot_dream_is_said_before_anything_is_asked(

@@ -10,7 +10,6 @@ from dreamgym.cli.data import app as data_app
 from dreamgym.cli.envs import app as envs_app
 from dreamgym.cli.evaluate import evaluate_command
 from dreamgym.cli.experience import app as experience_app
-from dreamgym.cli.experience_models import BareDreamCommand
 from dreamgym.cli.ingest import ingest
 from dreamgym.cli.models import app as models_app
 from dreamgym.cli.play import play_command
@@ -53,7 +52,7 @@ with Ctrl-C and run again.
 app.command("quickstart")(quickstart)
 app.command("collect")(collect_command)
 app.command("ingest")(ingest)
-app.command("play", cls=BareDreamCommand)(play_command)
+app.command("play")(play_command)
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("report")(report_command)

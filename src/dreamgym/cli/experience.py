@@ -16,8 +16,8 @@ from dreamgym.cli.experience_models import (
     NoHistory,
     NoReasoning,
     NoSheet,
-    left_out,
     need_models,
+    parts_without,
 )
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.config import WITHOUT, Config
@@ -102,7 +102,7 @@ def train(
 
       dreamgym experience train --data shop --env shop --annotator hf:models/chat --out runs/explained
     """
-    without = left_out(
+    without = parts_without(
         history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
     )
     flags = {"environment.name": env, "experience.model": model, "experience.steps": steps, "seed": seed}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -20,22 +19,18 @@ from rich.progress import TaskID
 from dreamgym.cli import console
 from dreamgym.cli.collect import run_collect
 from dreamgym.cli.experience_models import (
-    Asked,
     Buffer,
     NoDemonstrations,
     NoHistory,
     NoReasoning,
     NoSheet,
-    Opened,
     Reward,
-    environment_of,
-    known_environment,
-    left_out,
-    need_models,
-    open_experience_model,
+    experience_model,
+    parts_without,
+    settings_of_run,
 )
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
-from dreamgym.config import CollectConfig, Config, nearest_name
+from dreamgym.config import CollectConfig, Config, Part, nearest_name
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
@@ -55,6 +50,13 @@ from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.training.annotators import same_annotator
+from dreamgym.training.experience_loading import (
+    LoadedExperienceModel,
+    choose_grader,
+    demonstrations_shown,
+    experience_run,
+)
+from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.types import Trajectory
 
 
@@ -133,36 +135,41 @@ def evaluate(
 
       dreamgym experience eval endpoint:MODEL@http://localhost:8000 --env shop --data shop --held-out
     """
-    if not names_language_model(run):
-        need_models()
-    flags = {"environment.name": environment_of(run, env, overrides), "seed": seed}
-    resolved = resolve(config, overrides, flags)
+    resolved = settings_of_run(run, resolve(config, overrides, {"environment.name": env, "seed": seed}))
     spec = known_environment(resolved.environment.name)
-    without = left_out(
+    without = parts_without(
         history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
     )
-    asked = Asked(named=run, reward=reward, buffer=buffer, without=without)
-    grader = asked.grader(spec)
+    prompted = names_language_model(run)
+    grader = choose_grader(reward, spec)
     if judge is not None:
         check_named(judge, resolved)
     if not data and (spec is None or only_held_out):
         raise ConfigError(_unrecorded(resolved.environment.name))
-    folder = out or (Path("fidelity") / re.sub(r"[^\w.-]+", "-", run) if asked.prompted else Path(run))
+    folder = out or (Path("fidelity") / re.sub(r"[^\w.-]+", "-", run) if prompted else Path(run))
     sources = [dataset_path(path) for path in data or ()] or [_record(folder, resolved, episodes, split)]
     found = [trajectory for source in sources for trajectory in read_trajectories(source)]
     origin(resolved.environment.name, found)
     others: list[Trajectory] = []
     if only_held_out:
-        found, others = _held_out(asked, found, resolved)
+        found, others = _held_out(run, found, resolved)
     if len(found) > episodes:
         found = Random(resolved.seed).sample(found, episodes)
-    annotator = _sheet_keeper(asked, spec, annotations)
+    annotator = _sheet_keeper(run, spec, annotations)
     with (
         asyncio.Runner() as runner,
-        _remembering(asked, others, resolved, runner) as asked,
-        open_experience_model(asked, spec, resolved, runner=runner, folder=folder, known=found) as opened,
+        _buffer_of(others, run, buffer, resolved, without, runner) as store,
+        experience_model(
+            *(run, resolved),
+            runner=runner,
+            reward=reward,
+            buffer=store,
+            folder=folder,
+            known=found,
+            without=without,
+        ) as loaded,
     ):
-        fidelity = runner.run(_evaluate(opened, annotator, found, resolved, judge))
+        fidelity = runner.run(_evaluate(loaded, annotator, found, resolved, judge))
     how = {
         "reward": grader,
         "without": list(without),
@@ -172,7 +179,7 @@ def evaluate(
         "tasks": len({trajectory.task.id for trajectory in found}),
         "annotator": annotator.name,
     }
-    if asked.prompted:
+    if prompted:
         how["prompted"] = resolved.prompted.model_dump(mode="json")
     result, table = keep_fidelity(fidelity, folder, how)
     if as_json:
@@ -182,26 +189,30 @@ def evaluate(
 
 
 @contextmanager
-def _remembering(
-    asked: Asked, others: Sequence[Trajectory], config: Config, runner: asyncio.Runner
-) -> Iterator[Asked]:
+def _buffer_of(
+    others: Sequence[Trajectory],
+    name: str,
+    buffer: str | None,
+    config: Config,
+    without: Collection[Part],
+    runner: asyncio.Runner,
+) -> Iterator[str | None]:
     """A prompted model is shown demonstrations of what is not measured, unless a replay buffer is named."""
-    wanted = asked.prompted and config.prompted.without(asked.without).demonstrations
-    if not wanted or asked.buffer is not None:
-        yield asked
+    if not names_language_model(name) or not demonstrations_shown(name, config, without) or buffer:
+        yield buffer
         return
     if not others:
         console.err.print(
             "no demonstrations are shown: name a replay buffer (--buffer), or measure on a part (--held-out)"
         )
-        yield asked
+        yield None
         return
     with TemporaryDirectory() as place:
         store = str(Path(place) / "replay.sqlite")
         with ReplayBuffer.open(store, embedder=make_embedder(config.replay.embedder)) as memory:
             for trajectory in others:
                 runner.run(memory.add(trajectory))
-        yield replace(asked, buffer=store)
+        yield store
 
 
 def _record(run: Path, config: Config, episodes: int, split: str) -> Path:
@@ -220,23 +231,20 @@ def _unrecorded(name: str) -> str:
 
 
 def _held_out(
-    asked: Asked, found: Sequence[Trajectory], config: Config
+    name: str, found: Sequence[Trajectory], config: Config
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """Those of the tasks that are held out, by a taught run's own settings, and the others."""
-    share = config.experience.validation
-    if not asked.prompted:
-        from dreamgym.training.experience import ExperienceRun
-
-        share = ExperienceRun.read(Path(asked.named)).experience.validation
+    prompted = names_language_model(name)
+    share = experience_run(name, config).experience.validation
     tasks = {trajectory.task.id for trajectory in found}
     kept = {task for task in tasks if held_out(task, share)}
     if not kept:
-        done = "measure with" if asked.prompted else "give trajectories of other tasks, or teach again with"
+        done = "measure with" if prompted else "give trajectories of other tasks, or teach again with"
         raise ConfigError(
-            f"{asked.named} goes by experience.validation={share:g}, which holds out none of these "
+            f"{name} goes by experience.validation={share:g}, which holds out none of these "
             f"{len(tasks)} tasks; {done} a larger share"
         )
-    whom = "demonstrations" if asked.prompted else "teaching"
+    whom = "demonstrations" if prompted else "teaching"
     console.err.print(f"{len(kept)} of {len(tasks)} tasks were held out from {whom}: measured on those only")
     return (
         [trajectory for trajectory in found if trajectory.task.id in kept],
@@ -244,19 +252,17 @@ def _held_out(
     )
 
 
-def _sheet_keeper(asked: Asked, spec: EnvironmentSpec | None, annotations: Path | None) -> Annotator:
-    if asked.prompted:
+def _sheet_keeper(name: str, spec: EnvironmentSpec | None, annotations: Path | None) -> Annotator:
+    if names_language_model(name):
         return same_annotator(None, spec, annotations or Path())
-    from dreamgym.training.experience import ExperienceRun
-
-    run = Path(asked.named)
+    run = Path(name)
     taught_by = ExperienceRun.read(run).annotator
     folder = annotations or run / "annotations"
     annotator = same_annotator(taught_by, spec, folder)
-    if taught_by not in (None, annotator.name):
+    if taught_by != annotator.name:
         console.err.print(
-            f"{run} was taught by {taught_by!r}, of whom {folder} holds nothing: world sheets are kept true "
-            "by what can be seen; name the folder of its explanations (--annotations) for the same as then",
+            f"{folder} has no annotations by {taught_by!r}, the annotator of {run}: world sheets are updated "
+            "from the texts of states; name the directory of its annotations (--annotations)",
             markup=False,
             soft_wrap=True,
         )
@@ -277,14 +283,14 @@ def _reality(config: Config) -> EnvironmentFactory | None:
 
 
 async def _evaluate(
-    opened: Opened,
+    loaded: LoadedExperienceModel,
     annotator: Annotator,
     trajectories: Sequence[Trajectory],
     config: Config,
     judge: str | None,
 ) -> Fidelity:
     factory = _reality(config)
-    judging = None if judge is None else RubricJudge(opened.models.open(judge, role="judge"), name=judge)
+    judging = None if judge is None else RubricJudge(loaded.models.open(judge, role="judge"), name=judge)
     try:
         with console.progress() as bar:
             jobs: dict[str, TaskID] = {}
@@ -296,7 +302,7 @@ async def _evaluate(
 
             with stage("fidelity"):
                 return await measure_fidelity(
-                    opened.experience_model,
+                    loaded.model,
                     annotator,
                     trajectories,
                     factory=factory,

@@ -22,19 +22,12 @@ import typer
 
 from dreamgym.cli import console
 from dreamgym.cli.experience_models import (
-    Asked,
-    Beginning,
     Buffer,
     Dream,
-    Model,
     Reward,
-    environment_of,
-    known_environment,
-    need_models,
-    open_experience_model,
-    recorded,
-    revealed,
-    who_dreams,
+    dream_name,
+    experience_model,
+    settings_of_run,
 )
 from dreamgym.cli.options import BaseUrl, ConfigFile, Overrides, resolve
 from dreamgym.config import Config, nearest_name, validate
@@ -44,8 +37,10 @@ from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_envi
 from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.experience.world_sheet import tell
-from dreamgym.models.registry import names_language_model
-from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel, find_expert, find_world_sheet
+from dreamgym.protocols import Environment, EnvironmentFactory, find_expert, find_world_sheet
+from dreamgym.training.episode_starts import EpisodeStart, real_start, recorded_start
+from dreamgym.training.experience_loading import LoadedExperienceModel
+from dreamgym.training.experience_run import known_environment
 from dreamgym.types import Outcome, Provenance, Task, Trajectory, Transition, WorldSheet
 
 HELP = """\
@@ -57,9 +52,6 @@ HELP = """\
 :save DIR        keep this episode among the trajectories of a folder
 :quit            leave; so does the end of the input"""
 
-_HORIZON = 50
-"""Actions of an imagined episode, unless the environment's own options say otherwise."""
-
 
 @console.command
 def play_command(
@@ -69,7 +61,6 @@ def play_command(
     seed: Annotated[int | None, typer.Option(help="the order of the tasks")] = None,
     data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
     dream: Dream = None,
-    model: Model = None,
     base_url: BaseUrl = None,
     trajectories: Annotated[
         list[str] | None,
@@ -98,13 +89,9 @@ def play_command(
 
       dreamgym play --dream endpoint:MODEL@http://localhost:8000 --env shop --trajectories shop
 
-      dreamgym play --dream --model openai:MODEL --base-url http://localhost:8000/v1 --env alfworld
+      dreamgym play --dream openai:MODEL --base-url http://localhost:8000/v1 --env alfworld
     """
-    dream = who_dreams(dream, model, base_url)
-    if dream is not None:
-        if not names_language_model(dream):
-            need_models()
-        env = environment_of(dream, env, overrides)
+    dream = dream_name(dream, base_url)
     resolved = resolve(
         config, overrides, {"environment.name": env, "environment.options.data": data, "seed": seed}
     )
@@ -113,6 +100,7 @@ def play_command(
             raise ConfigError("--trajectories, --reward and --buffer belong to --dream")
         _play_real(resolved, split, task)
         return
+    resolved = settings_of_run(dream, resolved)
     name = resolved.environment.name
     spec = known_environment(name)
     sources = [dataset_path(path) for path in trajectories or ()]
@@ -121,14 +109,12 @@ def play_command(
             f"environment {name!r} is not installed here{nearest_name(name, environment_names())}; "
             "or name the trajectories that know its tasks (--trajectories)"
         )
-    asked = Asked(named=dream, reward=reward, buffer=buffer)
     with (
         asyncio.Runner() as runner,
-        open_experience_model(asked, spec, resolved, runner=runner) as opened,
+        experience_model(dream, resolved, runner=runner, reward=reward, buffer=buffer) as loaded,
     ):
-        runner.run(opened.models.reach())
-        imagining = opened.experience_model
-        _play_dream(resolved, spec, imagining, split, task, sources, runner, imagine=not asked.prompted)
+        runner.run(loaded.models.reach())
+        _play_dream(resolved, spec, loaded, split, task, sources, runner)
 
 
 def _play_real(config: Config, split: str | None, wanted: str) -> None:
@@ -144,26 +130,25 @@ def _play_real(config: Config, split: str | None, wanted: str) -> None:
 def _play_dream(
     config: Config,
     spec: EnvironmentSpec | None,
-    model: ExperienceModel,
+    loaded: LoadedExperienceModel,
     split: str | None,
     wanted: str,
     sources: Sequence[Path],
     runner: asyncio.Runner,
-    *,
-    imagine: bool,
 ) -> None:
+    model = loaded.model
     name, options = config.environment.name, None
     if spec is not None:
         options = validate(spec.options, config.environment.options, prefix="environment.options.")
 
-    async def beginning() -> Beginning:
+    async def beginning() -> EpisodeStart:
         if spec is None or sources:
             known = (each for source in sources for each in read_trajectories(source))
-            return recorded(known, name, split=split, wanted=wanted)
+            return recorded_start(known, name, split=split, wanted=wanted)
         factory = spec.open(options)
         try:
             task = await find_task(factory, split or factory.splits[0], wanted, seed=config.seed)
-            return await revealed(factory, task, seed=config.seed)
+            return await real_start(factory, task, seed=config.seed)
         finally:
             await factory.aclose()
 
@@ -171,7 +156,7 @@ def _play_dream(
         begin = await beginning()
         first = begin.first
         try:
-            if imagine:
+            if not loaded.prompted:
                 first = await model.imagine_start(begin.task, begin.sheet)
         except EpisodeFailedError as error:
             _say(f"The first state is the real one, as none was imagined: {error}", "red")
@@ -179,8 +164,8 @@ def _play_dream(
             begin.task,
             model,
             begin.sheet,
-            horizon=getattr(options, "horizon", _HORIZON),
-            refusal_ends=config.experience.refusal_ends,
+            horizon=loaded.run.horizon,
+            refusal_ends=loaded.run.experience.refusal_ends,
             first=first,
         )
 

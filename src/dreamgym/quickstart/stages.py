@@ -21,11 +21,11 @@ from dreamgym.evaluation.fidelity import (
     markdown_table,
     measure_fidelity,
 )
-from dreamgym.experience.rewards import SheetCheck
 from dreamgym.files import write_text
 from dreamgym.quickstart.plan import DREAMGYM, SFT, Plan
 from dreamgym.training.agent import opened_agent
 from dreamgym.training.annotators import choose_annotator
+from dreamgym.training.experience_loading import load_experience_model, own_memory
 from dreamgym.training.metrics import read_metrics
 from dreamgym.training.run_dir import CONFIG, METRICS, SUMMARY, read_config
 from dreamgym.types import Trajectory
@@ -77,29 +77,20 @@ async def measured(
 ) -> dict[str, Any]:
     """Fidelity on these real trajectories: whole in the run's folder, as `experience eval` leaves it, and in
     short."""
-    from dreamgym.training.experience import load_experience_model, own_memory
-    from dreamgym.training.model_setup import quiet_transformers
-
-    quiet_transformers()
     seed, spec = plan.seed, find_environment(plan.env)
     annotator = await choose_annotator(None, spec, trajectories, default_annotations=run / "annotations")
     factory = open_environment(plan.env, plan.world.options)
     try:
         with own_memory(run) as memory:
-            model = load_experience_model(
-                run,
-                grader=SheetCheck(spec.goal_met) if spec.goal_met is not None else None,
-                memory=memory,
-                refusals=spec.refusals,
-            )
+            loaded = load_experience_model(run, memory=memory)
             settings = FidelitySettings(seed=seed)
             found = await measure_fidelity(
-                model, annotator, trajectories, factory=factory, settings=settings, on_stage=on_stage
+                loaded.model, annotator, trajectories, factory=factory, settings=settings, on_stage=on_stage
             )
     finally:
         await factory.aclose()
     asked: dict[str, Any] = {
-        "reward": "sheet" if spec.goal_met is not None else "model",
+        "reward": loaded.grader,
         "seed": seed,
         "without": [],
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from dreamgym.config import Config
 from dreamgym.envs.registry import EnvironmentSpec, environment_horizon
@@ -13,13 +12,13 @@ from dreamgym.envs.synthetic import EpisodeStart, StartFor, SyntheticFactory
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError
 from dreamgym.experience.sheet_sampler import CanSucceed
-from dreamgym.models.registry import LanguageModels, names_language_model
+from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.replay.store import records
 from dreamgym.training.dream import RecordedStarts
-from dreamgym.training.experience_loading import choose_grader, known_starts, make_grader, open_prompted_model
+from dreamgym.training.experience_loading import demonstrations_shown, known_starts, load_experience_model
 from dreamgym.training.run_dir import BUFFER, RunDir
 from dreamgym.types import Task, Trajectory, WorldSheet
 
@@ -88,7 +87,7 @@ async def open_episode_source(
         return EpisodeSource(factory=StepCounter(real), tasks=tasks, buffer=buffer)
     starts = RecordedStarts(recorded, recombine=_can_succeed(config, spec))
     tasks = starts.tasks[: chosen.num_tasks]
-    model, refusal_ends = _experience_model(config, spec, given, buffer, recorded)
+    model, refusal_ends = _experience_model(config, given, buffer, recorded)
 
     def start_for(task: Task, seed: int) -> EpisodeStart | None:
         found = starts(task, seed)
@@ -124,7 +123,6 @@ def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> CanSucceed | N
 
 def _experience_model(
     config: Config,
-    spec: EnvironmentSpec | None,
     given: Overrides,
     buffer: ReplayBuffer | None,
     recorded: Sequence[Trajectory],
@@ -135,26 +133,17 @@ def _experience_model(
     name = config.train.experience
     if name is None:
         raise ConfigError("expected train.experience to name the run of an experience model")
-    models = given.models or LanguageModels(config)
-    grader = make_grader(choose_grader(config.train.reward, spec, setting="train.reward"), spec, models)
     memory = (make_embedder(config.replay.embedder), buffer) if buffer is not None else None
-    if names_language_model(name):
-        starts = known_starts(recorded)
-        prompted = open_prompted_model(
-            name, models, config, spec, grader=grader, memory=memory, starts=starts
-        )
-        return prompted, config.experience.refusal_ends
-    from dreamgym.training.experience import ExperienceRun, load_experience_model
-
-    model = load_experience_model(
-        Path(name),
-        grader=grader,
+    loaded = load_experience_model(
+        name,
+        config,
+        reward=config.train.reward,
         memory=memory,
-        refusals=spec.refusals if spec is not None else (),
-        max_synthetic=config.replay.max_synthetic,
-        remembered=_CACHED_REPLIES,
+        models=given.models,
+        starts=known_starts(recorded),
+        cached_replies=_CACHED_REPLIES,
     )
-    return model, ExperienceRun.read(Path(name)).experience.refusal_ends
+    return loaded.model, loaded.run.experience.refusal_ends
 
 
 def _shown(config: Config, given: Overrides) -> int:
@@ -162,11 +151,7 @@ def _shown(config: Config, given: Overrides) -> int:
     name = config.train.experience
     if config.train.mode != "dream" or given.experience_model is not None or name is None:
         return 0
-    if names_language_model(name):
-        return config.prompted.demonstrations
-    from dreamgym.training.experience import ExperienceRun
-
-    return ExperienceRun.read(Path(name)).experience.demonstrations
+    return demonstrations_shown(name, config)
 
 
 async def _open_buffer(

@@ -1,17 +1,28 @@
-"""Who dreams and who grades, by name: a run that was taught, or any language model that is asked to.
+"""Opens experience models: the run directory of a fine-tuned one, or a language model that is prompted.
 
-Wherever an experience model is named, a folder means a taught run; ``endpoint:`` and ``hf:`` mean a language
-model that is prompted (`docs/guides/your-own-traces.md`).
+Wherever an experience model is named, a directory means a fine-tuned run; ``endpoint:``, ``openai:`` and
+``hf:`` mean a prompted language model (`docs/guides/your-own-traces.md`). `load_experience_model` opens both.
+What travels with a run (environment, options, splits, data, horizon, refusals, annotator) is its
+`ExperienceRun`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dreamgym.config import Config, Part, PromptedConfig
+from dreamgym.config import (
+    Config,
+    ExperienceConfig,
+    Part,
+    PromptedConfig,
+)
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
+from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.postprocess import Memory
 from dreamgym.experience.prompt_formats import (
     AgentWorldFormat,
@@ -21,38 +32,229 @@ from dreamgym.experience.prompt_formats import (
     world_prompt,
 )
 from dreamgym.experience.prompted import PromptedExperienceModel, PromptedSettings
+from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
 from dreamgym.models.registry import NAMES, LanguageModels, check_named, names_language_model
-from dreamgym.protocols import Grader
+from dreamgym.protocols import Embedder, ExperienceModel, Grader
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.embedders import make_embedder
+from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.types import State, Trajectory
 
-_CHARACTERS_A_TOKEN = 3
-"""Rather too few: what does not fit is refused by the server."""
-AUTO, OWN_WORD, SHEET = "auto", "model", "sheet"
+OWN_BUFFER = "replay.sqlite"
+"""The replay buffer in a run directory, where the run was fine-tuned with demonstrations of its own data."""
+AUTO, MODEL_VERDICT, SHEET = "auto", "model", "sheet"
+_CHARACTERS_PER_TOKEN = 3
+"""A low estimate: a prompt that is too long is rejected by the server."""
 
 
-def choose_grader(wanted: str | None, spec: EnvironmentSpec | None, *, setting: str) -> str:
-    """The grader that was asked for; if none was, the sheet where the environment can read a goal off it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedExperienceModel:
+    """An experience model, and what travels with it."""
+
+    model: ExperienceModel
+    run: ExperienceRun
+    """For a prompted language model, what the configuration says."""
+    grader: str
+    """``sheet``, ``model``, or the name of the language model that judges."""
+    prompted: bool
+    models: LanguageModels
+    """Opens further language models, which share endpoints and budget."""
+
+
+def load_experience_model(
+    name: str | Path,
+    config: Config | None = None,
+    *,
+    reward: str | None = None,
+    memory: Memory | None = None,
+    models: LanguageModels | None = None,
+    starts: Mapping[str, State] | None = None,
+    without: Collection[Part] = (),
+    cached_replies: int = 0,
+) -> LoadedExperienceModel:
+    """Open an experience model by name.
 
     Args:
-        setting: where it was asked for, for the message.
+        name: the run directory of a fine-tuned model, or the name of a language model to prompt.
+        config: settings of a prompted model and of endpoints; of its environment if the name is no run.
+        reward: the grader, see `choose_grader`.
+        memory: where demonstrations come from; needed if the run was fine-tuned with any.
+        models: opens language models by name; the caller closes it.
+        starts: first states that a prompted model need not imagine, see `known_starts`.
+        without: parts of the prompt or the reply to leave out.
+        cached_replies: replies that a fine-tuned model keeps for repeated prompts.
+
+    Raises:
+        ConfigError: the name, the grader or the settings cannot be used.
+        DataError: the directory is not an experience run.
+    """
+    name, config = str(name), config or Config()
+    prompted = names_language_model(name)
+    run = experience_run(name, config)
+    spec = known_environment(run.environment.name)
+    grader = choose_grader(reward, spec)
+    if names_language_model(grader):
+        check_named(grader, config)
+    if prompted:
+        check_prompted_model(name, config, grader)
+    models = models or LanguageModels(config)
+    grading = make_grader(grader, spec, models)
+    model: ExperienceModel
+    if prompted:
+        model = open_prompted_model(
+            *(name, models, config, spec), grader=grading, memory=memory, starts=starts, without=without
+        )
+    else:
+        model = _load_fine_tuned(
+            *(Path(name), run, grading, memory, without),
+            max_synthetic=config.replay.max_synthetic,
+            cached_replies=cached_replies,
+        )
+    return LoadedExperienceModel(model=model, run=run, grader=grader, prompted=prompted, models=models)
+
+
+def experience_run(name: str, config: Config) -> ExperienceRun:
+    """What travels with an experience model; for a prompted one, what the configuration says."""
+    if not names_language_model(name):
+        return ExperienceRun.read(Path(name))
+    return ExperienceRun.of(config, known_environment(config.environment.name), annotator="")
+
+
+@contextmanager
+def open_experience_model(
+    name: str,
+    config: Config,
+    *,
+    run_async: Callable[[Any], Any],
+    reward: str | None = None,
+    buffer: str | Path | None = None,
+    folder: Path | None = None,
+    known: Iterable[Trajectory] = (),
+    without: Collection[Part] = (),
+) -> Iterator[LoadedExperienceModel]:
+    """An experience model with its replay buffer and language models, which are closed at the end of the
+    block.
+
+    Args:
+        run_async: runs a coroutine on the event loop of the caller.
+        buffer: a replay buffer to take demonstrations from; by default the run's own.
+        folder: where usage and cached replies of endpoints are stored.
+        known: trajectories whose first states a prompted model need not imagine.
+    """
+    shown = demonstrations_shown(name, config, without)
+    with ExitStack() as stack:
+        if buffer is None and not names_language_model(name) and (Path(name) / OWN_BUFFER).exists():
+            buffer = Path(name) / OWN_BUFFER
+        memory: Memory | None = None
+        if buffer is not None and shown:
+            embedder = make_embedder(config.replay.embedder)
+            memory = (
+                embedder,
+                stack.enter_context(
+                    ReplayBuffer.open(
+                        buffer,
+                        embedder=embedder,
+                        index=config.replay.index,
+                        exact_limit=config.replay.exact_limit,
+                        create=False,
+                    )
+                ),
+            )
+        models = LanguageModels(config, folder=folder)
+        stack.callback(lambda: run_async(models.aclose()))
+        yield load_experience_model(
+            name,
+            config,
+            reward=reward,
+            memory=memory,
+            models=models,
+            starts=known_starts(known),
+            without=without,
+        )
+
+
+def demonstrations_shown(name: str, config: Config, without: Collection[Part] = ()) -> int:
+    """How many demonstrations an experience model is shown for each prediction."""
+    if names_language_model(name):
+        return config.prompted.without(without).demonstrations
+    return ExperienceRun.read(Path(name)).experience.without(without).demonstrations
+
+
+def prompt_settings(config: ExperienceConfig, actor: str | None, environment: str | None) -> PromptSettings:
+    spec = known_environment(environment) if environment is not None else None
+    return PromptSettings(
+        actor=actor,
+        tell_facts=spec.tell_facts if spec is not None else None,
+        history=config.history,
+        demonstrations=config.demonstrations,
+        sheet=config.sheet,
+        reasoning=config.reasoning,
+        text_limit=config.text_limit,
+    )
+
+
+@contextmanager
+def own_memory(folder: Path, embedder: str = "lexical") -> Iterator[tuple[Embedder, ReplayBuffer]]:
+    """The replay buffer of a run's own trajectories, created if it does not exist."""
+    made = make_embedder(embedder)
+    with ReplayBuffer.open(folder / OWN_BUFFER, embedder=made) as buffer:
+        yield made, buffer
+
+
+def _load_fine_tuned(
+    folder: Path,
+    run: ExperienceRun,
+    grader: Grader | None,
+    memory: Memory | None,
+    without: Collection[Part],
+    *,
+    max_synthetic: int | None,
+    cached_replies: int,
+) -> ReasoningExperienceModel:
+    from dreamgym.models.local.language_model import LocalLanguageModel
+    from dreamgym.training.model_setup import quiet_transformers
+
+    settings = run.experience.without(without)
+    if settings.demonstrations and memory is None:
+        raise ConfigError(
+            f"{folder} was fine-tuned with {settings.demonstrations} demonstrations: name the replay buffer "
+            "to take them from (--buffer), or leave them out (experience eval --no-demonstrations)"
+        )
+    quiet_transformers()
+    return ReasoningExperienceModel(
+        LocalLanguageModel.load(folder / "model"),
+        name=str(folder),
+        settings=prompt_settings(settings, run.actor, run.environment.name),
+        grader=grader,
+        memory=memory,
+        max_synthetic=max_synthetic,
+        refusals=run.refusals,
+        attempts=settings.attempts,
+        remembered=cached_replies,
+    )
+
+
+def choose_grader(wanted: str | None, spec: EnvironmentSpec | None) -> str:
+    """The grader that was asked for; if none was, the world sheet where the environment can check a goal on
+    it.
 
     Raises:
         ConfigError: there is no such grader here.
     """
     checks = spec is not None and spec.goal_met is not None
     if wanted is None or wanted == AUTO:
-        return SHEET if checks else OWN_WORD
-    if names_language_model(wanted) or wanted == OWN_WORD or (wanted == SHEET and checks):
+        return SHEET if checks else MODEL_VERDICT
+    if names_language_model(wanted) or wanted == MODEL_VERDICT or (wanted == SHEET and checks):
         return wanted
     raise ConfigError(
-        f"expected {setting} model, sheet where the environment can check one, or a judge ({NAMES}), "
-        f"got {wanted!r}"
+        "expected a grader (--reward, train.reward): model, sheet where the environment can check a goal on "
+        f"it, or a judge ({NAMES}), got {wanted!r}"
     )
 
 
 def make_grader(grader: str, spec: EnvironmentSpec | None, models: LanguageModels) -> Grader | None:
-    """As `choose_grader` names it; None for the experience model's own word."""
+    """As `choose_grader` names it; None for the experience model's own verdict."""
     if names_language_model(grader):
         return EvidenceJudge(models.open(grader, role="grader"))
     if grader == SHEET and spec is not None and spec.goal_met is not None:
@@ -61,7 +263,7 @@ def make_grader(grader: str, spec: EnvironmentSpec | None, models: LanguageModel
 
 
 def check_prompted_model(name: str, config: Config, grader: str) -> None:
-    """Say before anything starts what would be wrong with a prompted experience model.
+    """Check the settings of a prompted experience model before anything starts.
 
     Raises:
         ConfigError: its name, its prompt or its grader cannot be used.
@@ -70,7 +272,7 @@ def check_prompted_model(name: str, config: Config, grader: str) -> None:
     if names_language_model(grader):
         check_named(grader, config)
     form = format_of(config.prompted, config.environment.name, None)
-    if not form.tells_success and grader == OWN_WORD:
+    if not form.tells_success and grader == MODEL_VERDICT:
         raise ConfigError(
             f"prompted.form={config.prompted.form!r} tells states and no success: name who grades, "
             f"sheet or a judge ({NAMES}) (--reward or train.reward)"
@@ -88,17 +290,12 @@ def open_prompted_model(
     starts: Mapping[str, State] | None = None,
     without: Collection[Part] = (),
 ) -> PromptedExperienceModel:
-    """A language model, asked to play the environment that the settings name.
-
-    Args:
-        starts: first states that are known, see `known_starts`.
-        without: what it shall do without.
-    """
+    """A language model that is prompted to predict the environment that the settings name."""
     settings = config.prompted.without(without)
     room = models.context(name) - settings.max_tokens
     if room <= 0:
         raise ConfigError(
-            f"prompted.max_tokens={settings.max_tokens} leaves no room for a question in the "
+            f"prompted.max_tokens={settings.max_tokens} leaves no room for a prompt in the "
             f"{models.context(name)} tokens that {name} reads; lower it, or set the endpoint's context"
         )
     return PromptedExperienceModel(
@@ -112,7 +309,7 @@ def open_prompted_model(
             text_limit=settings.text_limit,
             max_tokens=settings.max_tokens,
             attempts=settings.attempts,
-            characters=room * _CHARACTERS_A_TOKEN,
+            characters=room * _CHARACTERS_PER_TOKEN,
         ),
         grader=grader,
         memory=memory,
@@ -149,5 +346,6 @@ def format_of(settings: PromptedConfig, environment: str, spec: EnvironmentSpec 
 
 
 def known_starts(trajectories: Iterable[Trajectory]) -> dict[str, State]:
-    """The first state of every task, without admissible actions, of which the dream lists none."""
+    """The first state of every task, without admissible actions, which a synthetic environment does not
+    list."""
     return {each.task.id: State(text=each.start.text) for each in trajectories}

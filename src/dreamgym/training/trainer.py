@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config
@@ -32,6 +31,7 @@ from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import prefer
 from dreamgym.training.dream_setup import EpisodeSource, Overrides, open_episode_source
 from dreamgym.training.experience_loading import check_prompted_model, choose_grader
+from dreamgym.training.experience_run import inherit_settings
 from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row
 from dreamgym.training.model_setup import PREFIX
@@ -83,8 +83,6 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
     Raises:
         ConfigError: they cannot work together.
     """
-    from dreamgym.training.experience import ExperienceRun
-
     chosen, agent = config.train, config.agent
     spec = (
         find_environment(config.environment.name) if config.environment.name in environment_names() else None
@@ -100,11 +98,11 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
                 "expected train.experience to name who dreams: the run of an experience model (dreamgym "
                 "experience train) or a language model (endpoint:NAME), or train.mode=real"
             )
-        grader = choose_grader(chosen.reward, spec, setting="train.reward")
+        grader = choose_grader(chosen.reward, spec)
         if chosen.experience is not None and names_language_model(chosen.experience):
             check_prompted_model(chosen.experience, config, grader)
         elif chosen.experience is not None:
-            ExperienceRun.read(Path(chosen.experience))
+            inherit_settings(config, chosen.experience)  # refuses another environment
         if names_language_model(grader):
             check_named(grader, config)
         if agent.enforce_actions or agent.show_actions != "never":
