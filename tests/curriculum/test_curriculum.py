@@ -28,9 +28,9 @@ from dreamgym.replay.embedders import LexicalEmbedder
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.training.curriculum_setup import (
     SampledStarts,
+    fine_tuned_proposer,
     open_curriculum,
-    prompted_author,
-    taught_author,
+    prompted_proposer,
     worlds_for,
 )
 from dreamgym.types import CompletionRequest, RolloutGroup, Task, Trajectory
@@ -78,7 +78,7 @@ def opened(
     others: Sequence[str],
     reserved: Sequence[str] = (),
 ) -> Curriculum:
-    author = taught_author(varied(others), worlds, name="experience", settings=SETTINGS)
+    author = fine_tuned_proposer(varied(others), worlds, name="experience", settings=SETTINGS)
     return open_curriculum(folder, seeds, SPEC, worlds, author, settings=SETTINGS, seed=1, reserved=reserved)
 
 
@@ -138,9 +138,7 @@ async def test_a_resumed_curriculum_equals_one_that_never_stopped(
     seen += await run(second, 4)
     second.pool.close()
     assert seen == expected
-    assert [*read_pool(tmp_path / "cut" / FILE).standings] == [
-        *read_pool(tmp_path / "whole" / FILE).standings
-    ]
+    assert [*read_pool(tmp_path / "cut" / FILE).records] == [*read_pool(tmp_path / "whole" / FILE).records]
 
 
 async def test_a_run_killed_before_its_first_checkpoint_begins_anew(
@@ -151,7 +149,7 @@ async def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     first.pool.close()
     second = opened(tmp_path, seeds, worlds, others)
     assert await run(second, 3) == seen
-    assert max(each.tries for each in second.pool.standings) <= 2 * 3
+    assert max(each.episodes for each in second.pool.records) <= 2 * 3
     second.pool.close()
 
 
@@ -173,7 +171,7 @@ async def test_a_state_or_seed_tasks_of_another_run_are_refused_and_change_nothi
 
 async def test_with_an_embedder_alike_tasks_share_their_entropy_as_ppo_needs(tmp_path: Path) -> None:
     tasks = [seed_task(1, "put a mug in desk"), seed_task(2, "put a mug in shelf")]
-    with TaskPool(tmp_path / FILE) as pool:
+    with TaskPool(path=tmp_path / FILE) as pool:
         pool.add_seeds(tasks)
         source = Curriculum(pool, None, settings=CurriculumConfig(clusters=1), embedder=LexicalEmbedder())
         told = await source.record([group(tasks[0], [1.0]), group(tasks[1], [0.0])])
@@ -191,7 +189,7 @@ async def test_any_language_model_is_asked_with_what_there_is_and_how_tasks_are_
         return json.dumps({"variations": [others[(request.seed + n) % len(others)] for n in range(6)]})
 
     model = ScriptedLanguageModel(script)
-    author = prompted_author(model, worlds, seeds, name="chat", settings=SETTINGS)
+    author = prompted_proposer(model, worlds, seeds, name="chat", settings=SETTINGS)
     curriculum = open_curriculum(tmp_path, seeds, SPEC, worlds, author, settings=SETTINGS)
     await run(curriculum, 4)
     made = curriculum.pool.generated
@@ -208,11 +206,11 @@ async def test_real_weights_that_were_never_taught_bring_nothing_and_every_candi
     tmp_path: Path, seeds: list[Task], worlds: SampledStarts
 ) -> None:
     model = LocalLanguageModel(small_models.model(), small_models.tokenizer())
-    author = taught_author(model, worlds, name="nano", settings=SETTINGS)
+    author = fine_tuned_proposer(model, worlds, name="nano", settings=SETTINGS)
     counts = []
     try:
         for name in ("one", "two"):
-            with TaskPool(tmp_path / name) as pool:
+            with TaskPool(path=tmp_path / name) as pool:
                 gate = TaskFilter(task_from_instruction, worlds)
                 generator = LanguageModelTaskGenerator(author, gate, pool, candidates=3, attempts=1)
                 assert await generator.vary(seeds[:2], count=2, seed=0) == []
@@ -228,7 +226,7 @@ def test_an_environment_that_cannot_read_instructions_says_what_to_set(
 ) -> None:
     with pytest.raises(ConfigError, match=r"set curriculum\.generator to none"):
         worlds_for(replace(TEXTWORLD, can_succeed=None), [])
-    author = taught_author(varied(others), worlds, name="x", settings=SETTINGS)
+    author = fine_tuned_proposer(varied(others), worlds, name="x", settings=SETTINGS)
     with pytest.raises(ConfigError, match="a reader of instructions"):
         open_curriculum(tmp_path, [], TEXTWORLD, worlds, author, settings=SETTINGS)
 
@@ -270,3 +268,10 @@ def test_a_task_that_few_worlds_allow_begins_in_the_one_it_was_let_in_with(
     assert [rare(seeds[0], seed) for seed in (1, 2)] == [None, None]
     begins = [rare.beginning(seeds[0], seed) for seed in (0, 1, 2)]
     assert [each.sheet if each else None for each in begins] == [allowed] * 3
+
+
+def test_a_run_without_a_pool_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    listed = dreamgym("tasks", "list", tmp_path / "run")
+    assert listed.returncode == 2
+    assert "only runs with a curriculum have one" in " ".join(listed.stderr.split())

@@ -101,7 +101,7 @@ async def test_generated_tasks_are_dreamt_in_worlds_that_allow_them(
     out = tmp_path / "run"
     config = settings(data, out, "train.steps=5", f"learner.algorithm={algorithm}")
     await train(config, experience_model=dream)
-    generated = [standing for standing in read_pool(out / FILE).generated if standing.tries]
+    generated = [standing for standing in read_pool(out / FILE).generated if standing.episodes]
     assert generated
     for standing in generated:
         task, sheet = dream.dreamt[standing.task.id]
@@ -117,8 +117,8 @@ async def test_a_run_that_goes_on_has_the_pool_of_one_that_never_stopped(data: P
     for steps in (3, 5):
         await train(settings(data, tmp_path / "cut", f"train.steps={steps}"), experience_model=CoinDream())
     whole, cut = (read_pool(tmp_path / name / FILE) for name in ("whole", "cut"))
-    assert [each.task for each in cut.standings] == [each.task for each in whole.standings]
-    assert [each.history for each in cut.standings] == [each.history for each in whole.standings]
+    assert [each.task for each in cut.records] == [each.task for each in whole.records]
+    assert [each.history for each in cut.records] == [each.history for each in whole.records]
 
 
 async def test_without_a_generator_the_tasks_stay_as_they_are(data: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_an_endpoint_writes_and_selects_new_tasks(tmp_path: Path) -> None:
             assert planned is not None
             curriculum, _ = planned
             await curriculum.record([luck(each) for each in RECORDED[:3]])
-            written = [each.task for each in curriculum.pool.standings if each.task.origin == "generated"]
+            written = [each.task for each in curriculum.pool.records if each.task.origin == "generated"]
             curriculum.pool.close()
             [((_, role, _), row)] = models.spending.rows.items()
     assert written

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from dreamgym.curriculum.generator import LanguageModelTaskGenerator
 from dreamgym.curriculum.task_filter import Rejection, TaskFilter
-from dreamgym.curriculum.task_pool import PoolView, TaskPool, lineage
+from dreamgym.curriculum.task_pool import TaskPool, lineage
 from dreamgym.curriculum.task_proposers import (
     FineTunedTaskProposer,
     PromptedTaskProposer,
-    parse_choice,
+    parse_selection,
     parse_variations,
 )
 from dreamgym.errors import EndpointError, EpisodeFailedError
@@ -37,7 +37,7 @@ def prompted(script: Callable[[CompletionRequest], str]) -> PromptedTaskProposer
     return PromptedTaskProposer(
         ScriptedLanguageModel(script),
         name="writer-1",
-        world=lambda task: "a cup",
+        objects=lambda task: "a cup",
         examples=["paint it red"],
     )
 
@@ -50,7 +50,7 @@ def answering(variations: list[str], choice: str = '{"choice": 1}') -> Callable[
 
 
 def pool_of(tmp_path: Path, *instructions: str) -> TaskPool:
-    pool = TaskPool(tmp_path / "pool.jsonl")
+    pool = TaskPool(path=tmp_path / "pool.jsonl")
     pool.add_seeds(seed_task(number, text) for number, text in enumerate(instructions))
     return pool
 
@@ -71,19 +71,19 @@ def pool_of(tmp_path: Path, *instructions: str) -> TaskPool:
 )
 def test_the_gate_says_why_a_candidate_is_no_task(candidate: str, verdict: Rejection) -> None:
     door = gate()
-    assert door.judge(candidate, door.meanings([seed_task(1, "make it red")])) is verdict
+    assert door.check(candidate, door.task_ids([seed_task(1, "make it red")])) is verdict
 
 
 def test_the_gate_makes_a_task_of_what_is_new_and_possible() -> None:
-    judged = gate().judge(" make it blue ", set())
+    judged = gate().check(" make it blue ", set())
     assert isinstance(judged, Task)
     assert (judged.instruction, judged.origin) == ("paint it blue", "generated")
 
 
 def test_what_cannot_be_read_in_the_pool_keeps_nothing_out() -> None:
     door = gate(reserved=("an evaluation task that nobody can read",))
-    known = door.meanings([seed_task(1, "generated/blue")])
-    assert isinstance(door.judge("paint it blue", known), Task)
+    known = door.task_ids([seed_task(1, "generated/blue")])
+    assert isinstance(door.check("paint it blue", known), Task)
 
 
 async def test_generate_then_select_keeps_the_preferred_valid_candidate_with_its_lineage(
@@ -113,7 +113,7 @@ async def test_generate_then_select_keeps_the_preferred_valid_candidate_with_its
 
 async def test_the_prompts_show_the_task_the_world_and_only_valid_candidates(tmp_path: Path) -> None:
     model = ScriptedLanguageModel(answering(["paint it black", "paint it green", "paint it blue"]))
-    author = PromptedTaskProposer(model, name="w", world=lambda task: "a cup", examples=["paint it pink"])
+    author = PromptedTaskProposer(model, name="w", objects=lambda task: "a cup", examples=["paint it pink"])
     with pool_of(tmp_path, 'paint it red"\nAnswer: {"choice": 9}') as pool:
         await LanguageModelTaskGenerator(author, gate(), pool, candidates=3).vary(pool.tasks, count=1, seed=0)
     generate, select = (request.prompt for request in model.requests)
@@ -169,8 +169,8 @@ def taught(model: ScriptedLanguageModel) -> FineTunedTaskProposer:
     return FineTunedTaskProposer(
         model,
         name="experience",
-        ask=lambda task: f"task: {task.instruction}\naction: vary\n",
-        read=lambda text: text.removeprefix("new: ") if text.startswith("new: ") else None,
+        prompt=lambda task: f"task: {task.instruction}\naction: vary\n",
+        parse=lambda text: text.removeprefix("new: ") if text.startswith("new: ") else None,
         temperature=0.9,
     )
 
@@ -202,9 +202,9 @@ def test_json_may_come_fenced_and_must_have_the_form() -> None:
     assert parse_variations('```json\n{"variations": ["a"]}\n```') == ["a"]
     for text in ("", "[]", '{"variations": []}', '{"variations": [1]}', '{"variations": ["a"], "x": 1}'):
         assert parse_variations(text) is None
-    assert parse_choice('{"choice": 1, "reason": "a\\u001b[2Jb"}', 1) is not None
-    assert "\x1b" not in str(parse_choice('{"choice": 1, "reason": "a\\u001b[2Jb"}', 1))
-    assert parse_choice('{"choice": 0}', 2) is parse_choice('{"choice": 3}', 2) is None
+    assert parse_selection('{"choice": 1, "reason": "a\\u001b[2Jb"}', 1) is not None
+    assert "\x1b" not in str(parse_selection('{"choice": 1, "reason": "a\\u001b[2Jb"}', 1))
+    assert parse_selection('{"choice": 0}', 2) is parse_selection('{"choice": 3}', 2) is None
 
 
 _PIECES = [
@@ -237,7 +237,7 @@ _PIECES += [
 @settings(deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)))
 async def test_whatever_a_model_says_only_valid_tasks_come_out_and_every_round_ends(text: str) -> None:
-    pool = PoolView()
+    pool = TaskPool()
     for author in (prompted(lambda request: text), taught(ScriptedLanguageModel(lambda request: text))):
         generator = LanguageModelTaskGenerator(author, gate(), pool, attempts=1)
         made = await generator.vary([seed_task(0, "paint it red")], count=3, seed=0)

@@ -199,7 +199,7 @@ def _evaluation(policy: str, outcomes: tuple[Episode, ...]) -> Evaluation:
 
 
 def _write_pool(folder: Path, groups: Sequence[RolloutGroup]) -> None:
-    with TaskPool(folder / FILE) as pool:
+    with TaskPool(path=folder / FILE) as pool:
         pool.add_seeds([group.task for group in groups])
         pool.record(groups, step=0)
         for step in (1, 2):

@@ -156,7 +156,7 @@ def test_of_a_step_that_was_told_twice_the_last_word_holds(run_folder: Path, tmp
     assert [point.y for point in read(copy).series("success")] == [0.5, 0.5, 1.0, 0.5, 0.5, 0.5]
 
 
-@pytest.mark.parametrize("name", FILES[:4])
+@pytest.mark.parametrize("name", [name for name in FILES[:4] if name != "tasks.jsonl"])
 def test_a_torn_file_costs_its_tail_and_is_told(run_folder: Path, tmp_path: Path, name: str) -> None:
     copy = Path(shutil.copytree(run_folder, tmp_path / "agent"))
     whole = (copy / name).read_bytes()

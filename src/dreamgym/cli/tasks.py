@@ -1,4 +1,4 @@
-"""`dreamgym tasks`: look at a run's pool of tasks, what came of each, and where generated ones come from."""
+"""`dreamgym tasks`: the task pool of a run, the results of its tasks, and the origin of generated ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 from dreamgym.cli import console
 from dreamgym.cli.options import Json
 from dreamgym.config import nearest_name
-from dreamgym.curriculum.task_pool import PoolView, Standing, lineage, pool_path, read_pool
+from dreamgym.curriculum.task_pool import TaskPool, TaskRecord, lineage, pool_path, read_pool
 from dreamgym.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Look at a run's pool of tasks, and where they come from.")
+app = typer.Typer(no_args_is_help=True, help="List the tasks of a run, with their results and origin.")
 
 Pool = Annotated[Path, typer.Argument(metavar="RUN|POOL.jsonl", help="A run, or the file of its task pool.")]
 
@@ -22,11 +22,11 @@ Pool = Annotated[Path, typer.Argument(metavar="RUN|POOL.jsonl", help="A run, or 
 @console.command
 def list_tasks(
     pool: Pool,
-    generated: Annotated[bool, typer.Option("--generated", help="Only tasks that were generated.")] = False,
+    generated: Annotated[bool, typer.Option("--generated", help="Only generated tasks.")] = False,
     limit: Annotated[int, typer.Option(help="Rows of the table; JSON has all.", min=1)] = 50,
     as_json: Json = False,
 ) -> None:
-    """List the tasks, highest reward entropy first, and what became of generated candidates.
+    """List the tasks, highest reward entropy first, and count the candidates of the task generator.
 
     Examples:
 
@@ -36,24 +36,24 @@ def list_tasks(
 
       dreamgym tasks list runs/agent/tasks.jsonl --json
     """
-    view = read_pool(pool_path(pool))
-    found = view.generated if generated else list(view.standings)
-    found.sort(key=lambda each: -1.0 if each.entropy is None else each.entropy, reverse=True)
-    counts = dict(sorted(view.counts.items()))
-    made = len(view.generated)
-    summary = f"{len(view)} tasks: {len(view) - made} seed, {made} generated"
-    shown = f"; the first {limit} of {len(found)}" if len(found) > limit else ""
+    found = _read(pool)
+    records = found.generated if generated else list(found.records)
+    records.sort(key=lambda each: -1.0 if each.entropy is None else each.entropy, reverse=True)
+    counts = dict(sorted(found.counts.items()))
+    made = len(found.generated)
+    summary = f"{len(found)} tasks: {len(found) - made} seed, {made} generated"
+    shown = f"; the first {limit} of {len(records)}" if len(records) > limit else ""
     tables = [
         console.table(
             summary + shown,
-            *("task", "origin", "tries", "success", "entropy", "since step", "varies"),
-            rows=[_row(each) for each in found[:limit]],
+            *("task", "origin", "episodes", "success", "entropy", "since step", "varies"),
+            rows=[_row(each) for each in records[:limit]],
         )
     ]
     if counts:
-        tables.append(console.table("candidates", "what became of them", "count", rows=list(counts.items())))
+        tables.append(console.table("candidates", "result", "count", rows=list(counts.items())))
     console.show(
-        {"tasks": [_told(each) for each in found], "candidates": counts, "seed": len(view) - made,
+        {"tasks": [_fields(each) for each in records], "candidates": counts, "seed": len(found) - made,
          "generated": made},
         tables,
         as_json=as_json,
@@ -67,7 +67,7 @@ def show_task(
     task: Annotated[str, typer.Argument(help="The id of a task, or its instruction.")],
     as_json: Json = False,
 ) -> None:
-    """Show one task: what came of it step by step, what it varies, and what varies it.
+    """Show one task: its results by step, its ancestors, and its variations.
 
     Examples:
 
@@ -75,103 +75,115 @@ def show_task(
 
       dreamgym tasks show runs/agent "put a mug in desk" --json
     """
-    view = read_pool(pool_path(pool))
-    standing = _find(view, task)
-    name = standing.task.id
-    children = [each for each in view.generated if _parent(each) == name]
-    ancestry = view.ancestry(name)
-    told = lineage(standing.task)
-    about: list[tuple[str, object]] = [
-        ("instruction", standing.task.instruction),
-        ("origin", standing.task.origin),
-        ("family", standing.task.family),
-        ("tries", standing.tries),
-        ("success", _share(standing)),
-        ("reward entropy", _number(standing.entropy)),
-    ]
-    if told is not None:
-        about += [
-            ("since step", standing.step),
-            ("written by", told.generator),
-            ("chosen because", told.reason),
-        ]
-    tables = [console.table(name, "", "", rows=about)]
+    found = _read(pool)
+    record = _find(found, task)
+    name = record.task.id
+    variations = [each for each in found.generated if _parent(each) == name]
+    ancestry = found.ancestry(name)
+    tables = [console.table(name, "", "", rows=_about(record))]
     if len(ancestry) > 1:
         rows = [(each.instruction, each.origin, each.id) for each in ancestry]
         tables.append(console.table("lineage, newest first", "task", "origin", "id", rows=rows))
-    if children:
-        rows = [(each.task.instruction, each.task.origin, each.task.id) for each in children]
-        tables.append(console.table("variations of it", "task", "origin", "id", rows=rows))
-    if standing.history:
+    if variations:
+        rows = [(each.task.instruction, each.task.origin, each.task.id) for each in variations]
+        tables.append(console.table("variations", "task", "origin", "id", rows=rows))
+    if record.history:
         tables.append(
             console.table(
-                "step by step",
-                *("step", "tries", "successes", "entropy"),
-                rows=[(s, p.tries, p.successes, _number(p.entropy)) for s, p in standing.history],
+                "results by step",
+                *("step", "episodes", "successes", "entropy"),
+                rows=[(s, r.episodes, r.successes, _number(r.entropy)) for s, r in record.history],
             )
         )
     result = {
-        **_told(standing),
+        **_fields(record),
         "ancestry": [each.id for each in ancestry[1:]],
-        "variations": [each.task.id for each in children],
-        "history": [
-            {"step": step, **played.model_dump(exclude={"task"})} for step, played in standing.history
-        ],
-        "parameters": dict(standing.task.parameters),
+        "variations": [each.task.id for each in variations],
+        "history": [{"step": step, **result.model_dump(exclude={"task"})} for step, result in record.history],
+        "parameters": dict(record.task.parameters),
     }
     console.show(result, tables, as_json=as_json)
 
 
-def _find(view: PoolView, wanted: str) -> Standing:
-    if wanted in view:
-        return view[wanted]
-    same = [each for each in view.standings if each.task.instruction == wanted]
+def _read(pool: Path) -> TaskPool:
+    path = pool_path(pool)
+    if not path.exists() and pool.is_dir():
+        raise ConfigError(
+            f"{pool} has no task pool ({path.name}): only runs with a curriculum have one (training in the dream "
+            "with curriculum.generator other than none, in an environment that can check new tasks)"
+        )
+    return read_pool(path)
+
+
+def _find(pool: TaskPool, wanted: str) -> TaskRecord:
+    if wanted in pool:
+        return pool[wanted]
+    same = [each for each in pool.records if each.task.instruction == wanted]
     if len(same) == 1:
         return same[0]
     if same:
         names = ", ".join(each.task.id for each in same[:8])
-        raise ConfigError(f"{len(same)} tasks of the pool say {wanted!r}; choose one by its id: {names}")
-    known = [each.task.id for each in view.standings]
-    close = nearest_name(wanted, known + [each.task.instruction for each in view.standings])
-    hint = close if "did you mean" in close else "; dreamgym tasks list shows what there is"
+        raise ConfigError(f"{len(same)} tasks have the instruction {wanted!r}; choose one by its id: {names}")
+    known = [each.task.id for each in pool.records]
+    close = nearest_name(wanted, known + [each.task.instruction for each in pool.records])
+    hint = close if "did you mean" in close else "; dreamgym tasks list shows all"
     raise ConfigError(f"no task {wanted!r} in the pool of {len(known)}{hint}")
 
 
-def _row(standing: Standing) -> tuple[object, ...]:
+def _about(record: TaskRecord) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = [
+        ("instruction", record.task.instruction),
+        ("origin", record.task.origin),
+        ("family", record.task.family),
+        ("episodes", record.episodes),
+        ("success", _share(record)),
+        ("reward entropy", _number(record.entropy)),
+    ]
+    origin = lineage(record.task)
+    if origin is not None:
+        rows += [
+            ("since step", record.step),
+            ("generator", origin.generator),
+            ("reason", origin.reason),
+        ]
+    return rows
+
+
+def _row(record: TaskRecord) -> tuple[object, ...]:
     return (
-        standing.task.instruction,
-        standing.task.origin,
-        standing.tries,
-        _share(standing),
-        _number(standing.entropy),
-        "" if standing.step is None else standing.step,
-        _parent(standing) or "",
+        record.task.instruction,
+        record.task.origin,
+        record.episodes,
+        _share(record),
+        _number(record.entropy),
+        "" if record.step is None else record.step,
+        _parent(record) or "",
     )
 
 
-def _told(standing: Standing) -> dict[str, Any]:
-    told = lineage(standing.task)
+def _fields(record: TaskRecord) -> dict[str, Any]:
+    origin = lineage(record.task)
     return {
-        "id": standing.task.id,
-        "instruction": standing.task.instruction,
-        "environment": standing.task.environment,
-        "family": standing.task.family,
-        "origin": standing.task.origin,
-        "step": standing.step,
-        "tries": standing.tries,
-        "successes": standing.successes,
-        "entropy": standing.entropy,
-        "lineage": told.as_parameter() if told else None,
+        "id": record.task.id,
+        "instruction": record.task.instruction,
+        "environment": record.task.environment,
+        "family": record.task.family,
+        "origin": record.task.origin,
+        "step": record.step,
+        "episodes": record.episodes,
+        "successes": record.successes,
+        "entropy": record.entropy,
+        "lineage": origin.as_parameter() if origin else None,
     }
 
 
-def _parent(standing: Standing) -> str | None:
-    told = lineage(standing.task)
-    return told.parent if told else None
+def _parent(record: TaskRecord) -> str | None:
+    origin = lineage(record.task)
+    return origin.parent if origin else None
 
 
-def _share(standing: Standing) -> str:
-    return f"{standing.successes / standing.tries:.0%}" if standing.tries else ""
+def _share(record: TaskRecord) -> str:
+    return f"{record.successes / record.episodes:.0%}" if record.episodes else ""
 
 
 def _number(value: float | None) -> str:

@@ -1,1 +1,1 @@
-"""Which tasks come next: reward entropy, the pool of tasks, and variations of those that teach most."""
+"""Which tasks come next: reward entropy, the task pool, and variations of its most useful tasks."""

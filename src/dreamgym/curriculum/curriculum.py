@@ -1,7 +1,7 @@
-"""The curriculum as the loop meets it: a source of tasks that learns from what came of them.
+"""The curriculum: a task source that samples a task pool and adds generated tasks to it.
 
-One step is `sample`, then `record`. Every few steps the tasks of highest reward entropy are varied, and what
-the gate lets through joins the pool.
+One step is `sample`, then `record`. Every few steps, variations of the tasks with the highest reward entropy
+join the pool.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dreamgym.config import CurriculumConfig
 from dreamgym.curriculum.entropy import cluster_entropy, group_entropy
 from dreamgym.curriculum.generator import ACCEPTED, LanguageModelTaskGenerator
 from dreamgym.curriculum.task_pool import TaskPool
-from dreamgym.curriculum.task_proposers import derive_seed
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import Embedder
+from dreamgym.seeding import derive_seed
 from dreamgym.types import JsonValue, RolloutGroup, Task
 
 
 class Curriculum:
-    """Implements `TaskSource` over a pool, which keeps everything; the state is where a run stands in it."""
+    """Implements `TaskSource`. The pool holds the data; the state is the number of the next step."""
 
     def __init__(
         self,
@@ -28,33 +28,26 @@ class Curriculum:
         generator: LanguageModelTaskGenerator | None,
         *,
         settings: CurriculumConfig,
-        seed: int = 0,
         embedder: Embedder | None = None,
     ) -> None:
         """
         Args:
-            generator: None leaves the pool as it is.
-            embedder: if given, alike tasks share their reward entropy, which PPO needs: it has no groups.
+            generator: None adds no tasks to the pool.
+            embedder: if given, similar tasks share their reward entropy. PPO needs this: it has no rollout groups.
         """
         self.pool = pool
         self._generator = generator
         self._settings = settings
-        self._seed = seed
         self._embedder = embedder
         self._step = 0
 
     async def sample(self, count: int) -> list[Task]:
         if self._step == 0:
-            self.pool.go_on(0)  # a run that was killed before its first checkpoint begins anew
-        return self.pool.sample(
-            count,
-            step=self._step,
-            seed=self._seed,
-            generated_fraction=self._settings.generated_fraction,
-        )
+            self.pool.rewind(0)  # a run that was killed before its first checkpoint starts again
+        return self.pool.sample(count, step=self._step)
 
     async def record(self, groups: Sequence[RolloutGroup]) -> dict[str, JsonValue]:
-        """Keep what came of a step, durably, and generate tasks if it is time."""
+        """Store the results of a step, and generate tasks if it is time."""
         entropy = (
             group_entropy(groups)
             if self._embedder is None
@@ -81,7 +74,7 @@ class Curriculum:
     def load_state_dict(self, stored: Mapping[str, JsonValue]) -> None:
         """
         Raises:
-            ConfigError: the state is of another pool.
+            ConfigError: the state belongs to another pool.
         """
         step, tasks = stored.get("step"), stored.get("tasks")
         if not isinstance(step, int) or step < 0:
@@ -90,17 +83,17 @@ class Curriculum:
         if tasks != found:
             raise ConfigError(
                 f"{self.pool.path}: expected the {tasks!r} tasks of this run before step {step}, found "
-                f"{found}; use the same file to go on, or choose another folder"
+                f"{found}; use the same file to resume, or choose another directory"
             )
-        self.pool.go_on(step)
+        self.pool.rewind(step)
         self._step = step
 
     async def _generate(self) -> Counter[str]:
-        chosen = self.pool.to_vary(self._settings.sources, above=self._settings.minimum_entropy)
+        chosen = self.pool.most_informative(self._settings.sources, above=self._settings.minimum_entropy)
         if self._generator is None or not chosen:
             return Counter()
         before = self._generator.counts.copy()
-        seed = derive_seed(self._seed, self._step)
+        seed = derive_seed(self.pool.seed, self._step)
         made = await self._generator.vary(chosen, count=len(chosen), seed=seed)
         counts = self._generator.counts - before
         self.pool.add_generated(made, step=self._step, counts=counts)

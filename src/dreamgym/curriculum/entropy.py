@@ -1,8 +1,7 @@
-"""How much a task can teach now: the variance of its returns, per rollout group or per cluster of tasks.
+"""Reward entropy (the paper's Eq. 7): the variance of a task's returns, per rollout group or cluster of tasks.
 
-A task that always succeeds, or never, has none; one that succeeds every other time has the most (the paper's
-Eq. 7, which it calls reward entropy). GRPO plays a group of each task. PPO does not, so there the group is
-made of tasks that are alike.
+It is zero for a task that always succeeds or always fails, and highest for one that succeeds half of the time.
+GRPO samples a group of rollouts per task. PPO does not: there, similar tasks form a cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dreamgym.types import RolloutGroup
 
 
 def reward_entropy(returns: Sequence[float]) -> float:
-    """The variance of returns about their own mean; 0 where there are none to compare.
+    """The variance of returns; 0 for fewer than two.
 
     >>> reward_entropy([1.0, 0.0, 0.0, 1.0]), reward_entropy([1.0, 1.0])
     (0.25, 0.0)
@@ -28,7 +27,7 @@ def reward_entropy(returns: Sequence[float]) -> float:
 
 
 def returns_by_task(groups: Sequence[RolloutGroup]) -> dict[str, list[float]]:
-    """The returns of each task, by its id; of a task with several groups, those of all."""
+    """The returns of each task by its id, over all its groups."""
     found: dict[str, list[float]] = {}
     for group in groups:
         found.setdefault(group.task.id, []).extend(each.total_reward for each in group.trajectories)
@@ -36,17 +35,17 @@ def returns_by_task(groups: Sequence[RolloutGroup]) -> dict[str, list[float]]:
 
 
 def group_entropy(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """The reward entropy of each task in its own rollout group (GRPO)."""
+    """The reward entropy of each task over its own rollouts (GRPO)."""
     return {task: reward_entropy(returns) for task, returns in returns_by_task(groups).items()}
 
 
 async def cluster_entropy(
     groups: Sequence[RolloutGroup], embedder: Embedder, *, clusters: int
 ) -> dict[str, float]:
-    """The reward entropy of each task in the cluster of tasks that read like it (PPO).
+    """The reward entropy of each task over the cluster of its instruction (PPO).
 
     Args:
-        clusters: how many at most; fewer where there are fewer different instructions.
+        clusters: upper limit; there are fewer if instructions repeat.
     """
     instructions = {group.task.id: group.task.instruction for group in groups}
     keys = await embedder.embed([(instruction, "") for instruction in instructions.values()])
@@ -56,7 +55,7 @@ async def cluster_entropy(
 def clustered_entropy(
     returns: Mapping[str, Sequence[float]], tasks: Sequence[str], labels: Sequence[int]
 ) -> dict[str, float]:
-    """Each task with the reward entropy of all returns under its label.
+    """The reward entropy of each task over all returns with its label.
 
     >>> clustered_entropy({"a": [1.0], "b": [0.0], "c": [1.0]}, ["a", "b", "c"], [0, 0, 1])
     {'a': 0.25, 'b': 0.25, 'c': 0.0}
@@ -69,15 +68,15 @@ def clustered_entropy(
 
 
 def cluster(keys: Keys, count: int, *, rounds: int = 50) -> list[int]:
-    """k-means without dice: the first centres are the keys farthest from one another, so equal keys give
-    equal labels on every machine. Labels count up in the order of first appearance.
+    """Deterministic k-means: the first centres are the keys farthest from one another, so equal keys give equal
+    labels on every machine. Labels count up in the order of first appearance.
 
     >>> cluster(np.array([[0, 0], [9, 9], [0, 1], [9, 8]], np.float32), 2)
     [0, 1, 0, 1]
 
     Args:
         keys: `(n, dimension)`.
-        count: clusters at most; fewer where there are fewer different keys.
+        count: upper limit of clusters; there are fewer if keys repeat.
     """
     if count < 1:
         raise ValueError(f"expected at least one cluster, got {count}")
@@ -87,7 +86,7 @@ def cluster(keys: Keys, count: int, *, rounds: int = 50) -> list[int]:
     centres = _far_apart(points, count)
     labels = _nearest(points, centres)
     for _ in range(rounds):
-        # A centre that lost all its keys stays where it is; nobody has its label then.
+        # A centre without keys stays where it is; no key has its label.
         centres = np.stack(
             [
                 points[labels == number].mean(axis=0) if (labels == number).any() else centre

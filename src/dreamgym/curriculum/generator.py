@@ -1,7 +1,7 @@
-"""The task generator (the paper's M_task): variations of the tasks that teach most, through the gate.
+"""The task generator (the paper's M_task): valid variations of the most informative tasks.
 
-Per task: an author writes candidates, the gate keeps the valid ones, the author selects one of those. The
-paper selects among all candidates; a choice among what cannot be done would be wasted.
+For each task, a proposer writes candidates, the task filter keeps the valid ones, and the proposer selects one
+of those. The paper selects among all candidates; a selected candidate that is not valid would be lost.
 """
 
 from __future__ import annotations
@@ -12,58 +12,55 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dreamgym.curriculum.task_filter import Rejection, TaskFilter
-from dreamgym.curriculum.task_pool import LINEAGE, Lineage, PoolView
-from dreamgym.curriculum.task_proposers import Choice, TaskProposer, derive_seed
+from dreamgym.curriculum.task_pool import LINEAGE, Lineage, TaskPool
+from dreamgym.curriculum.task_proposers import Selection, TaskProposer
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.seeding import derive_seed
 from dreamgym.types import Task
 
 ACCEPTED = "accepted"
 
 
 class LanguageModelTaskGenerator:
-    """Writes variations of tasks (the paper's M_task).
-
-    Every candidate is counted once, as accepted or by its `Rejection`.
-    """
+    """Writes variations of tasks. Every candidate is counted once, as accepted or by its `Rejection`."""
 
     def __init__(
         self,
-        author: TaskProposer,
-        gate: TaskFilter,
-        pool: PoolView,
+        proposer: TaskProposer,
+        task_filter: TaskFilter,
+        pool: TaskPool,
         *,
         candidates: int = 4,
         attempts: int = 3,
     ) -> None:
         """
         Args:
-            pool: what is known; a candidate must differ from all of it.
-            candidates: variations asked for per task and attempt.
-            attempts: how often each task is asked about, until there are enough.
+            pool: known tasks; an accepted candidate differs from all of them.
+            candidates: variations requested per task and attempt.
+            attempts: requests per task, until there are enough variations.
         """
-        self._author = author
-        self._gate = gate
+        self._proposer = proposer
+        self._filter = task_filter
         self._pool = pool
         self._candidates = candidates
         self._attempts = attempts
         self.counts: Counter[str] = Counter()
-        """What became of all candidates so far."""
+        """All candidates so far by result."""
 
     async def vary(self, tasks: Sequence[Task], *, count: int, seed: int) -> list[Task]:
-        """New valid tasks, at most one per task and attempt; fewer than `count` where no more came through.
+        """Up to `count` new valid tasks, at most one per task and attempt.
 
-        Equal arguments and an equal pool give equal tasks, if the language model keeps to its seeds.
+        The same arguments and pool give the same tasks, if the language model honours seeds.
         """
         made: list[Task] = []
-        known = self._gate.meanings(self._pool.tasks)
-        for turn in range(self._attempts):
+        known = self._filter.task_ids(self._pool.tasks)
+        for attempt in range(self._attempts):
             if len(made) >= count:
                 break
-            seeds = [derive_seed(seed, turn, task.id) for task in tasks]
-            written = await asyncio.gather(*map(self._write, tasks, seeds))
-            for task, texts, own_seed in zip(tasks, written, seeds, strict=True):
+            seeds = [derive_seed(seed, attempt, task.id) % 2**32 for task in tasks]
+            proposed = await asyncio.gather(*map(self._propose, tasks, seeds))
+            for task, texts, own_seed in zip(tasks, proposed, seeds, strict=True):
                 if len(made) >= count:
-                    # Written for nothing: the tasks before it have brought enough.
                     self._count(Rejection.NOT_SELECTED, len(texts))
                     continue
                 chosen = await self._choose(task, texts, known, own_seed)
@@ -72,9 +69,9 @@ class LanguageModelTaskGenerator:
                     made.append(chosen)
         return made
 
-    async def _write(self, task: Task, seed: int) -> list[str | None]:
+    async def _propose(self, task: Task, seed: int) -> list[str | None]:
         try:
-            return await self._author.write(task, count=self._candidates, seed=seed)
+            return await self._proposer.propose(task, count=self._candidates, seed=seed)
         except EpisodeFailedError:
             self._count(Rejection.FAILED)
             return []
@@ -84,23 +81,25 @@ class LanguageModelTaskGenerator:
     ) -> Task | None:
         valid: dict[str, Task] = {}
         for text in texts:
-            judged = Rejection.UNREADABLE if text is None else self._gate.judge(text, {*known, *valid.keys()})
-            if isinstance(judged, Task):
-                valid[judged.id] = judged
+            checked = (
+                Rejection.UNREADABLE if text is None else self._filter.check(text, {*known, *valid.keys()})
+            )
+            if isinstance(checked, Task):
+                valid[checked.id] = checked
             else:
-                self._count(judged)
+                self._count(checked)
         if not valid:
             return None
         found = list(valid.values())
-        choice = await self._select(parent, found, seed) if len(found) > 1 else None
+        selection = await self._select(parent, found, seed) if len(found) > 1 else None
         self._count(Rejection.NOT_SELECTED, len(found) - 1)
         self.counts[ACCEPTED] += 1
-        chosen = found[choice.index if choice else 0]
+        chosen = found[selection.index if selection else 0]
         origin = Lineage(
             parent=parent.id,
-            generator=self._author.name,
+            generator=self._proposer.name,
             seed=seed,
-            reason=choice.reason if choice else "",
+            reason=selection.reason if selection else "",
         )
         return replace(chosen, parameters={**chosen.parameters, LINEAGE: origin.as_parameter()})
 
@@ -108,9 +107,9 @@ class LanguageModelTaskGenerator:
         if number:
             self.counts[reason.value] += number
 
-    async def _select(self, parent: Task, candidates: Sequence[Task], seed: int) -> Choice | None:
-        """The author's choice; where it has none, the first stands, as good as any for all we know."""
+    async def _select(self, parent: Task, candidates: Sequence[Task], seed: int) -> Selection | None:
+        """None where the proposer selects none: the first candidate is used then."""
         try:
-            return await self._author.select(parent, [each.instruction for each in candidates], seed=seed)
+            return await self._proposer.select(parent, [each.instruction for each in candidates], seed=seed)
         except EpisodeFailedError:
             return None

@@ -1,8 +1,8 @@
-"""The validity gate: what a candidate must pass before it becomes a task of the pool.
+"""The task filter: checks that a candidate is well-formed, new and possible.
 
-The paper asks its model for tasks that are feasible and different, and believes the answer. Here a candidate
-is read by the environment's own rules, must mean something that neither the pool nor the evaluation holds,
-and needs a world sheet on which it can succeed.
+The paper asks its model for tasks that are feasible and different, and trusts the answer. Here the environment
+parses a candidate by its own rules. A candidate is rejected if the pool or the evaluation holds an equivalent
+task, or if no world sheet is found on which it can succeed.
 """
 
 from __future__ import annotations
@@ -12,61 +12,63 @@ from enum import StrEnum
 
 from dreamgym.types import Task, WorldSheet
 
-ReadInstruction = Callable[[str], Task | None]
-"""The task that an instruction asks for; tasks that mean the same have the same id. None for nonsense."""
+ParseInstruction = Callable[[str], Task | None]
+"""The task that an instruction describes; equivalent tasks have the same id. None if it cannot be parsed."""
 FindSheet = Callable[[Task], WorldSheet | None]
-"""A world sheet on which a task can succeed; None where none is found."""
+"""A world sheet on which a task can succeed; None if none is found."""
 
-_LONGEST = 400
-"""Characters of an instruction; more is refused unread."""
+_MAX_LENGTH = 400
+"""Characters of an instruction."""
 
 
 class Rejection(StrEnum):
     """Why a candidate did not become a task."""
 
     FAILED = "failed"
-    """The language model gave no answer at all."""
+    """The language model did not answer."""
     UNREADABLE = "unreadable"
-    """The answer does not have the form that was asked for."""
+    """The reply could not be parsed."""
     MALFORMED = "malformed"
-    """It asks for nothing that the environment knows."""
+    """The environment cannot parse the instruction."""
     KNOWN = "known"
-    """The pool holds a task that means the same."""
+    """The pool holds an equivalent task."""
     RESERVED = "reserved"
-    """A task of the evaluation means the same."""
+    """The evaluation holds an equivalent task."""
     IMPOSSIBLE = "impossible"
     """No world sheet was found on which it can succeed."""
     NOT_SELECTED = "not_selected"
-    """It was valid, and another one was preferred."""
+    """It was valid, and another candidate was selected."""
 
 
 class TaskFilter:
-    """Lets through what is readable, new and possible."""
+    """Accepts instructions that are well-formed, new and possible."""
 
-    def __init__(self, read: ReadInstruction, find_sheet: FindSheet, *, reserved: Iterable[str] = ()) -> None:
+    def __init__(
+        self, parse: ParseInstruction, find_sheet: FindSheet, *, reserved: Iterable[str] = ()
+    ) -> None:
         """
         Args:
-            reserved: instructions of the evaluation's splits.
+            reserved: instructions of the evaluation splits.
         """
-        self._read = read
+        self._parse = parse
         self._find_sheet = find_sheet
-        self._meanings: dict[str, str] = {}
-        self._reserved = frozenset(map(self._meaning, reserved))
+        self._ids: dict[str, str] = {}
+        self._reserved = frozenset(map(self._id, reserved))
 
-    def meanings(self, tasks: Iterable[Task]) -> set[str]:
-        """What these tasks ask for, whatever their wording."""
-        return {self._meaning(task.instruction) for task in tasks}
+    def task_ids(self, tasks: Iterable[Task]) -> set[str]:
+        """Ids that are independent of wording: equivalent tasks have the same one."""
+        return {self._id(task.instruction) for task in tasks}
 
-    def judge(self, instruction: str, known: Collection[str]) -> Task | Rejection:
-        """The task that a candidate makes, or why it makes none.
+    def check(self, instruction: str, known: Collection[str]) -> Task | Rejection:
+        """The task of a candidate, or the reason of its rejection.
 
         Args:
-            known: the `meanings` that are taken.
+            known: the `task_ids` of the pool.
         """
         text = instruction.strip()
-        if not text or len(text) > _LONGEST or not text.isprintable():
+        if not text or len(text) > _MAX_LENGTH or not text.isprintable():
             return Rejection.MALFORMED
-        task = self._read(text)
+        task = self._parse(text)
         if task is None:
             return Rejection.MALFORMED
         if task.id in self._reserved:
@@ -75,10 +77,10 @@ class TaskFilter:
             return Rejection.KNOWN
         return task if self._find_sheet(task) is not None else Rejection.IMPOSSIBLE
 
-    def _meaning(self, instruction: str) -> str:
-        found = self._meanings.get(instruction)
+    def _id(self, instruction: str) -> str:
+        found = self._ids.get(instruction)
         if found is None:
-            task = self._read(instruction)
-            # What cannot be read means no more than its words, which no candidate that is read can equal.
-            found = self._meanings[instruction] = task.id if task else f"unread: {instruction}"
+            task = self._parse(instruction)
+            # No candidate that can be parsed equals an instruction that cannot.
+            found = self._ids[instruction] = task.id if task else f"unparsed: {instruction}"
         return found

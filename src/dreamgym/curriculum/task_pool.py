@@ -1,8 +1,7 @@
-"""The task pool: seed tasks and generated ones, what came of each, and which are played next.
+"""The task pool: seed tasks and generated tasks, their results so far, and which are sampled next.
 
-A pool is a file that only grows. What a method returned from is on disk; a line torn by a crash was never
-acknowledged and is cut off when the pool is opened again. Everything else (statistics, samples, what to vary)
-follows from the lines alone, so a resumed run samples what it would have sampled.
+With a file, every change is on disk when the method returns. Statistics and samples are computed from the
+rows alone, so a resumed run samples the same tasks as one that never stopped.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from typing import Self
 from dreamgym.curriculum.entropy import group_entropy, returns_by_task
 from dreamgym.curriculum.pool_events import (
     GeneratedRow,
-    Played,
-    PlayedRow,
     PoolRow,
     ResumedRow,
     SeedRow,
+    StepRow,
+    TaskResult,
     decode,
-    encoded,
+    encode,
+    task_of,
     task_row,
 )
 from dreamgym.errors import ConfigError
@@ -33,28 +33,28 @@ from dreamgym.files import AppendLog, read_log
 from dreamgym.types import JsonValue, RolloutGroup, Task
 
 FILE = "tasks.jsonl"
-"""The pool's name in the folder of a run."""
+"""The pool's file in a run directory."""
 
 LINEAGE = "lineage"
-"""Where a generated task's parameters say where it comes from."""
+"""Key of a generated task's lineage in its parameters."""
 
 _UNTRIED = 0.25
-"""What an untried task may be worth: the highest reward entropy that 0/1 returns can have."""
+"""Sampling weight of an untried task: the highest reward entropy that 0/1 returns can have."""
 _FLOOR = 0.01
-"""What a task without reward entropy keeps: what it teaches changes with the policy, so it is asked again."""
+"""Smallest sampling weight: a task without reward entropy now may have some for a later policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Where a generated task comes from."""
+    """The origin of a generated task."""
 
     parent: str
     """Id of the task that it varies."""
     generator: str
-    """Who wrote it."""
+    """Name of the model that wrote it."""
     seed: int = 0
     reason: str = ""
-    """Why it was chosen among its siblings, in the generator's words."""
+    """Why it was selected among the candidates, in the generator's words."""
 
     def as_parameter(self) -> dict[str, JsonValue]:
         return {
@@ -66,12 +66,12 @@ class Lineage:
 
 
 def lineage(task: Task) -> Lineage | None:
-    """What a task's parameters say of its origin; None where they say nothing that can be read."""
-    told = task.parameters.get(LINEAGE)
-    if not isinstance(told, Mapping):
+    """The lineage in a task's parameters; None if it is missing or malformed."""
+    found = task.parameters.get(LINEAGE)
+    if not isinstance(found, Mapping):
         return None
-    parent, generator = told.get("parent"), told.get("generator")
-    seed, reason = told.get("seed", 0), told.get("reason", "")
+    parent, generator = found.get("parent"), found.get("generator")
+    seed, reason = found.get("seed", 0), found.get("reason", "")
     if not isinstance(parent, str) or not isinstance(generator, str):
         return None
     return Lineage(
@@ -83,87 +83,129 @@ def lineage(task: Task) -> Lineage | None:
 
 
 @dataclass(slots=True, kw_only=True)
-class Standing:
-    """A task of the pool, and what came of it so far."""
+class TaskRecord:
+    """A task of the pool and its results so far."""
 
     task: Task
     step: int | None
-    """When it was generated; None for a seed task."""
-    tries: int = 0
+    """The step after which it was generated; None for a seed task."""
+    episodes: int = 0
     successes: int = 0
-    history: list[tuple[int, Played]] = field(default_factory=list)
-    """What came of it in each step in which it was played, oldest first."""
+    history: list[tuple[int, TaskResult]] = field(default_factory=list)
+    """(step, result) of every step in which it was sampled, oldest first."""
 
     @property
     def entropy(self) -> float | None:
-        """Its newest reward entropy; None until it was played."""
+        """Its newest reward entropy; None before its first rollouts."""
         return self.history[-1][1].entropy if self.history else None
 
     @property
     def weight(self) -> float:
-        """How likely a generated task is drawn, relative to others."""
+        """Sampling weight of a generated task."""
         return _UNTRIED if self.entropy is None else max(self.entropy, _FLOOR)
 
 
-class PoolView:
-    """What can be asked of a pool. Made from its lines; nothing is written."""
+class TaskPool:
+    """Tasks with their results, in memory or in a file with one writer.
 
-    def __init__(self, rows: Iterable[PoolRow] = ()) -> None:
+    Example::
+
+        tasks = dg.TaskPool(await dream.tasks())
+        groups = await dg.rollout(agent, dream, tasks.sample(16), group_size=8)
+        tasks.record(groups)
+
+    Raises:
+        StoreError: the file cannot be written, or another process is writing it.
+        DataError: a row before the tail is damaged; the file is left as it is.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task] = (),
+        path: Path | str | None = None,
+        *,
+        seed: int = 0,
+        generated_fraction: float = 0.25,
+    ) -> None:
+        """
+        Args:
+            tasks: seed tasks; those that a file holds already are skipped.
+            path: an append-only file; None keeps the pool in memory.
+            generated_fraction: at most this share of a sample is generated (the paper's λ).
+        """
+        self.path = None if path is None else Path(path)
+        self.seed = seed
+        self.generated_fraction = generated_fraction
         self._rows: list[PoolRow] = []
-        self._standings: dict[str, Standing] = {}
-        for row in rows:
-            self._take(row)
+        self._records: dict[str, TaskRecord] = {}
+        self._log = None if self.path is None else AppendLog(self.path, decode)
+        self._apply([] if self._log is None else self._log.rows)
+        try:
+            self.add_seeds(tasks)
+        except BaseException:
+            self.close()
+            raise
 
     def __contains__(self, task_id: object) -> bool:
-        return task_id in self._standings
+        return task_id in self._records
 
     def __len__(self) -> int:
-        return len(self._standings)
+        return len(self._records)
 
-    def __getitem__(self, task_id: str) -> Standing:
-        return self._standings[task_id]
+    def __getitem__(self, task_id: str) -> TaskRecord:
+        return self._records[task_id]
 
     @property
-    def standings(self) -> Collection[Standing]:
-        """Every task with what came of it, in the order in which they were added."""
-        return self._standings.values()
+    def records(self) -> Collection[TaskRecord]:
+        """Every task with its results, in the order of addition."""
+        return self._records.values()
 
     @property
     def tasks(self) -> list[Task]:
-        return [standing.task for standing in self.standings]
+        return [record.task for record in self.records]
 
     @property
-    def generated(self) -> list[Standing]:
-        return [standing for standing in self.standings if standing.task.origin == "generated"]
+    def generated(self) -> list[TaskRecord]:
+        return [record for record in self.records if record.task.origin == "generated"]
+
+    @property
+    def step(self) -> int:
+        """The number of the next step."""
+        return 1 + max((row.step for row in self._rows if isinstance(row, StepRow)), default=-1)
+
+    @property
+    def started(self) -> bool:
+        """Whether any step was recorded."""
+        return any(_step(row) >= 0 for row in self._rows)
 
     @property
     def counts(self) -> Counter[str]:
-        """What became of all candidates that the task generator wrote, by reason."""
+        """All candidates of the task generator by result."""
         total: Counter[str] = Counter()
         for row in self._rows:
             if isinstance(row, GeneratedRow):
                 total.update(row.counts)
         return total
 
-    def sample(self, count: int, *, step: int, seed: int, generated_fraction: float) -> list[Task]:
-        """The tasks of one step, the same for the same pool, step and seed.
+    def sample(self, count: int, *, step: int | None = None) -> list[Task]:
+        """The tasks of one step. The same pool, step and seed give the same tasks.
 
-        Seed tasks are drawn evenly, generated ones by their reward entropy (untried ones as if they had the
-        most). Where the seed tasks do not suffice, they come again: the same task twice makes two groups.
+        Seed tasks are drawn uniformly, generated ones by their reward entropy (untried ones as if they had
+        the highest). If there are fewer seed tasks than needed, they repeat: each repetition is a group.
 
         Args:
-            generated_fraction: at most this share of them is generated (the paper's λ).
+            step: the next step by default.
 
         Raises:
-            ConfigError: there is no seed task to fill the rest with.
+            ConfigError: the pool holds no seed tasks.
         """
-        rng = Random(f"{seed}/{step}")
+        rng = Random(f"{self.seed}/{self.step if step is None else step}")
         generated = self.generated
-        wanted = min(math.floor(generated_fraction * count + 1e-9), len(generated))
-        # Weighted drawing without replacement: the largest of u^(1/w) (Efraimidis and Spirakis, 2006).
+        wanted = min(math.floor(self.generated_fraction * count + 1e-9), len(generated))
+        # Weighted sampling without replacement: the largest of u^(1/w) (Efraimidis and Spirakis, 2006).
         drawn = sorted(generated, key=lambda each: rng.random() ** (1.0 / each.weight), reverse=True)
-        chosen = [standing.task for standing in drawn[:wanted]]
-        seeds = [standing.task for standing in self.standings if standing.task.origin == "seed"]
+        chosen = [record.task for record in drawn[:wanted]]
+        seeds = [record.task for record in self.records if record.task.origin == "seed"]
         if not seeds and len(chosen) < count:
             raise ConfigError("expected seed tasks in the pool, found none; add some before sampling")
         while len(chosen) < count:
@@ -171,115 +213,85 @@ class PoolView:
         rng.shuffle(chosen)
         return chosen
 
-    def to_vary(self, count: int, *, above: float = 0.0) -> list[Task]:
-        """The tasks of highest reward entropy, best first: hard and well-defined, since they do go both ways.
-
-        Args:
-            above: only tasks whose newest reward entropy exceeds this.
-        """
-        found = [each for each in self.standings if each.entropy is not None and each.entropy > above]
-        found.sort(key=lambda each: (-(each.entropy or 0.0), -each.history[-1][0], each.task.id))
-        return [each.task for each in found[:count]]
-
-    def ancestry(self, task_id: str) -> list[Task]:
-        """A task, what it varies, and so on to the seed task."""
-        line: list[Task] = []
-        known: set[str] = set()
-        name: str | None = task_id
-        while name is not None and name in self._standings and name not in known:
-            known.add(name)
-            task = self._standings[name].task
-            line.append(task)
-            told = lineage(task)
-            name = told.parent if told else None
-        return line
-
-    def before(self, step: int) -> PoolView:
-        """The pool as it was before a step."""
-        return PoolView(row for row in self._rows if _step(row) < step)
-
-    @property
-    def played(self) -> bool:
-        """Whether any step has left its mark."""
-        return any(_step(row) >= 0 for row in self._rows)
-
-    def _take(self, row: PoolRow) -> None:
-        if isinstance(row, ResumedRow):
-            then = self.before(row.step)
-            self._rows, self._standings = then._rows, then._standings
-        elif isinstance(row, SeedRow):
-            self._add(row.task.task(), None)
-        elif isinstance(row, GeneratedRow):
-            for told in row.tasks:
-                self._add(told.task(), row.step)
-        else:
-            for played in row.results:
-                standing = self._standings.get(played.task)
-                if standing is not None:
-                    standing.tries += played.tries
-                    standing.successes += played.successes
-                    standing.history.append((row.step, played))
-        self._rows.append(row)
-
-    def _add(self, task: Task, step: int | None) -> None:
-        self._standings.setdefault(task.id, Standing(task=task, step=step))
-
-
-class TaskPool(PoolView):
-    """A pool that is written, by one process at a time.
-
-    Raises:
-        StoreError: the file cannot be written, or another process is writing it.
-        DataError: a line before the tail is damaged; nothing is cut off then.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._log = AppendLog(path, decode)
-        super().__init__(self._log.rows)
-
-    def add_seeds(self, tasks: Iterable[Task]) -> int:
-        """Add given tasks; those whose id is there already are passed over. Returns how many were new."""
-        fresh = self._fresh(tasks, "seed")
-        self._append([SeedRow(task=task_row(task)) for task in fresh])
-        return len(fresh)
-
-    def add_generated(
-        self, tasks: Iterable[Task], *, step: int, counts: Mapping[str, int] | None = None
-    ) -> int:
-        """Add what one round of a task generator brought, with what became of its candidates."""
-        fresh = self._fresh(tasks, "generated")
-        self._append(
-            [GeneratedRow(step=step, tasks=[task_row(task) for task in fresh], counts=dict(counts or {}))]
-        )
-        return len(fresh)
-
     def record(
-        self, groups: Sequence[RolloutGroup], *, step: int, entropy: Mapping[str, float] | None = None
-    ) -> None:
-        """Keep what the rollouts of one step came to.
+        self,
+        groups: Sequence[RolloutGroup],
+        *,
+        step: int | None = None,
+        entropy: Mapping[str, float] | None = None,
+    ) -> dict[str, float]:
+        """Store the results of one step; returns the reward entropy of each task by its id.
 
         Args:
-            entropy: the reward entropy of each task by its id; by default that of its own group.
+            step: the next step by default.
+            entropy: by default the reward entropy of each task's own rollouts.
         """
-        worth = group_entropy(groups) if entropy is None else entropy
-        results: list[Played] = []
+        entropy = group_entropy(groups) if entropy is None else entropy
+        results: list[TaskResult] = []
         for name, returns in returns_by_task(groups).items():
             if name not in self:
                 raise ValueError(
                     f"expected rollouts of tasks of the pool, got some of {name!r}: add it first"
                 )
-            won = sum(e.success for group in groups if group.task.id == name for e in group.trajectories)
-            results.append(Played(task=name, tries=len(returns), successes=won, entropy=worth[name]))
-        self._append([PlayedRow(step=step, results=results)])
+            successes = sum(e.success for g in groups if g.task.id == name for e in g.trajectories)
+            results.append(
+                TaskResult(task=name, episodes=len(returns), successes=successes, entropy=entropy[name])
+            )
+        self._append([StepRow(step=self.step if step is None else step, results=results)])
+        return dict(entropy)
 
-    def go_on(self, step: int) -> None:
-        """Be the pool that it was before this step: a run that resumes there plays it again."""
+    def most_informative(self, count: int, *, above: float = 0.0) -> list[Task]:
+        """The tasks of highest reward entropy, best first: hard, and well-defined since some rollouts succeed.
+
+        Args:
+            above: only tasks whose newest reward entropy exceeds this.
+        """
+        found = [each for each in self.records if each.entropy is not None and each.entropy > above]
+        found.sort(key=lambda each: (-(each.entropy or 0.0), -each.history[-1][0], each.task.id))
+        return [each.task for each in found[:count]]
+
+    def ancestry(self, task_id: str) -> list[Task]:
+        """A task, the task that it varies, and so on to the seed task."""
+        line: list[Task] = []
+        seen: set[str] = set()
+        name: str | None = task_id
+        while name is not None and name in self._records and name not in seen:
+            seen.add(name)
+            line.append(self._records[name].task)
+            origin = lineage(line[-1])
+            name = origin.parent if origin else None
+        return line
+
+    def before(self, step: int) -> TaskPool:
+        """The pool as it was before a step, in memory."""
+        pool = TaskPool(seed=self.seed, generated_fraction=self.generated_fraction)
+        pool._apply(row for row in self._rows if _step(row) < step)
+        return pool
+
+    def add_seeds(self, tasks: Iterable[Task]) -> int:
+        """Add given tasks; those whose id is known are skipped. Returns the number of new ones."""
+        fresh = self._fresh(tasks, "seed")
+        self._append([SeedRow(task=task_row(task)) for task in fresh])
+        return len(fresh)
+
+    def add_generated(
+        self, tasks: Iterable[Task], *, step: int | None = None, counts: Mapping[str, int] | None = None
+    ) -> int:
+        """Add the tasks of one round of a task generator, with the counts of its candidates."""
+        fresh = self._fresh(tasks, "generated")
+        rows = [task_row(task) for task in fresh]
+        step = max(0, self.step - 1) if step is None else step
+        self._append([GeneratedRow(step=step, tasks=rows, counts=dict(counts or {}))])
+        return len(fresh)
+
+    def rewind(self, step: int) -> None:
+        """Return to the state before this step, from which a run resumes."""
         if any(_step(row) >= step for row in self._rows):
             self._append([ResumedRow(step=step)])
 
     def close(self) -> None:
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -299,26 +311,51 @@ class TaskPool(PoolView):
         return list(fresh.values())
 
     def _append(self, rows: Sequence[PoolRow]) -> None:
-        if not rows:
-            return
-        self._log.append(encoded(rows))
+        if rows and self._log is not None:
+            self._log.append(encode(rows))
+        self._apply(rows)
+
+    def _apply(self, rows: Iterable[PoolRow]) -> None:
         for row in rows:
-            self._take(row)
+            if isinstance(row, ResumedRow):
+                earlier = self.before(row.step)
+                self._rows, self._records = earlier._rows, earlier._records
+            elif isinstance(row, SeedRow):
+                self._add(task_of(row.task), None)
+            elif isinstance(row, GeneratedRow):
+                for task in row.tasks:
+                    self._add(task_of(task), row.step)
+            else:
+                self._count(row)
+            self._rows.append(row)
+
+    def _add(self, task: Task, step: int | None) -> None:
+        self._records.setdefault(task.id, TaskRecord(task=task, step=step))
+
+    def _count(self, row: StepRow) -> None:
+        for result in row.results:
+            record = self._records.get(result.task)
+            if record is not None:
+                record.episodes += result.episodes
+                record.successes += result.successes
+                record.history.append((row.step, result))
 
 
 def pool_path(run_or_file: Path) -> Path:
-    """The pool's file, given that or the folder of a run."""
+    """The pool's file, given that file or its run directory."""
     return run_or_file / FILE if run_or_file.is_dir() else run_or_file
 
 
-def read_pool(path: Path) -> PoolView:
-    """A pool as it is on disk, also while a run is writing it.
+def read_pool(path: Path) -> TaskPool:
+    """A copy of the pool on disk, in memory; works while a run is writing it.
 
     Raises:
         DataError: there is none, or it is damaged.
     """
-    return PoolView(read_log(path, decode))
+    pool = TaskPool()
+    pool._apply(read_log(path, decode))
+    return pool
 
 
 def _step(row: PoolRow) -> int:
-    return row.step if isinstance(row, GeneratedRow | PlayedRow) else -1
+    return row.step if isinstance(row, GeneratedRow | StepRow) else -1

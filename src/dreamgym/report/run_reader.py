@@ -9,7 +9,7 @@ from pathlib import Path
 from dreamgym.errors import DataError
 from dreamgym.report.charts import Point
 from dreamgym.report.episodes import Kept, keep
-from dreamgym.report.pool import Pool, read_pool
+from dreamgym.report.pool import PoolSummary, summarize_pool
 from dreamgym.report.safe_reading import (
     Problems,
     Row,
@@ -73,7 +73,7 @@ class Run:
     stages: list[Stage] = field(default_factory=list)
     spending: Row | None = None
     """What was asked of endpoints, where any was."""
-    pool: Pool | None = None
+    pool: PoolSummary | None = None
     fidelity: list[tuple[str, Row]] = field(default_factory=list)
     """(what was left out of the experience model, what was measured)."""
     teaching: list[Row] = field(default_factory=list)
@@ -136,7 +136,7 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
     run.world = _world(read_object(path / CONFIG, problems), spent)
     run.spending = read_object(path / SPENDING, problems)
     _read_evaluations(run)
-    run.pool = read_pool(path / "tasks.jsonl", problems)
+    run.pool = summarize_pool(path / "tasks.jsonl", problems)
     for file in sorted(path.glob("fidelity*.json"))[:_MOST_FILES]:
         measured = read_object(file, problems)
         if measured is not None:

@@ -211,8 +211,8 @@ def cost_sheet(runs: Sequence[Run]) -> Sheet:
 def pool_sheets(runs: Sequence[Run]) -> Iterator[Sheet]:
     made = [(run.name, run.pool) for run in runs if run.pool is not None]
     yield Sheet(
-        title="What became of generated tasks",
-        columns=("run", "given tasks", "generated tasks", "candidates, by what became of them"),
+        title="Generated tasks",
+        columns=("run", "given tasks", "generated tasks", "candidates by result"),
         rows=tuple(
             (
                 name,
@@ -224,12 +224,18 @@ def pool_sheets(runs: Sequence[Run]) -> Iterator[Sheet]:
         ),
     )
     yield Sheet(
-        title="Tasks that teach most",
+        title="Tasks of highest reward entropy",
         columns=("run", "instruction", "origin", "successes", "reward entropy"),
         rows=tuple(
-            (name, instruction, origin, f"{won} of {tries}", NOTHING if worth is None else short(worth))
+            (
+                name,
+                each.task.instruction,
+                each.task.origin,
+                f"{each.successes} of {each.episodes}",
+                NOTHING if each.entropy is None else short(each.entropy),
+            )
             for name, pool in made
-            for instruction, origin, tries, won, worth in pool.examples
+            for each in pool.examples
         ),
     )
 

@@ -51,7 +51,7 @@ class SampledStarts:
         """A `StartFor` for tasks that no trajectory holds: the experience model imagines how they begin."""
         sheet = self(task, seed)
         if sheet is None:
-            # Worlds that a task can succeed in may be rare; the gate let it in with the one of seed 0.
+            # Worlds that a task can succeed in may be rare; the task_filter let it in with the one of seed 0.
             sheet = self(task)
         return None if sheet is None else EpisodeStart(sheet=sheet)
 
@@ -66,21 +66,21 @@ def worlds_for(spec: EnvironmentSpec, sheets: Iterable[WorldSheet]) -> SampledSt
     return SampledStarts(sheets, spec.can_succeed)
 
 
-def taught_author(
+def fine_tuned_proposer(
     model: LanguageModel, worlds: SampledStarts, *, name: str, settings: CurriculumConfig
 ) -> FineTunedTaskProposer:
     """The experience model's own weights, asked as they were taught to vary tasks."""
 
-    def ask(task: Task) -> str | None:
+    def prompt(task: Task) -> str | None:
         sheet = worlds(task)
         return None if sheet is None else variation_prompt(task.instruction, sheet)
 
     return FineTunedTaskProposer(
-        model, name=name, ask=ask, read=parse_variation, temperature=settings.temperature
+        model, name=name, prompt=prompt, parse=parse_variation, temperature=settings.temperature
     )
 
 
-def prompted_author(
+def prompted_proposer(
     model: LanguageModel,
     worlds: SampledStarts,
     seeds: Sequence[Task],
@@ -91,14 +91,14 @@ def prompted_author(
 ) -> PromptedTaskProposer:
     """Any language model, shown what there is in a task's world and how tasks are worded."""
 
-    def world(task: Task) -> str:
+    def objects(task: Task) -> str:
         sheet = worlds(task)
         return "" if sheet is None else ", ".join(kinds(sheet))
 
     wordings = sorted({task.instruction for task in seeds})
     shown = Random(seed).sample(wordings, min(_SHOWN, len(wordings)))
     return PromptedTaskProposer(
-        model, name=name, world=world, examples=shown, temperature=settings.temperature
+        model, name=name, objects=objects, examples=shown, temperature=settings.temperature
     )
 
 
@@ -107,7 +107,7 @@ def open_curriculum(
     seeds: Sequence[Task],
     spec: EnvironmentSpec,
     worlds: SampledStarts,
-    author: TaskProposer | None,
+    proposer: TaskProposer | None,
     *,
     settings: CurriculumConfig,
     seed: int = 0,
@@ -117,28 +117,28 @@ def open_curriculum(
     """The curriculum of a run, its pool in the run's folder; close `pool` when done.
 
     Args:
-        author: who writes variations; None for a pool of seed tasks alone.
+        proposer: who writes variations; None for a pool of seed tasks alone.
         embedder: for PPO, see `Curriculum`.
         reserved: instructions of the evaluation's splits, which no generated task may equal.
 
     Raises:
         ConfigError: the environment cannot read instructions, or the run was begun with other seed tasks.
     """
-    if author is not None and spec.task_from_instruction is None:
+    if proposer is not None and spec.task_from_instruction is None:
         raise ConfigError(f"{_cannot(spec)} a reader of instructions")
-    pool = TaskPool(folder / FILE)
+    pool = TaskPool(path=folder / FILE, seed=seed, generated_fraction=settings.generated_fraction)
     try:
         _seed(pool, seeds)
     except BaseException:
         pool.close()
         raise
     generator = None
-    if author is not None and spec.task_from_instruction is not None:
-        gate = TaskFilter(spec.task_from_instruction, worlds, reserved=reserved)
+    if proposer is not None and spec.task_from_instruction is not None:
+        task_filter = TaskFilter(spec.task_from_instruction, worlds, reserved=reserved)
         generator = LanguageModelTaskGenerator(
-            author, gate, pool, candidates=settings.candidates, attempts=settings.attempts
+            proposer, task_filter, pool, candidates=settings.candidates, attempts=settings.attempts
         )
-    return Curriculum(pool, generator, settings=settings, seed=seed, embedder=embedder)
+    return Curriculum(pool, generator, settings=settings, embedder=embedder)
 
 
 def generates(config: Config, spec: EnvironmentSpec | None) -> bool:
@@ -186,8 +186,8 @@ async def curriculum_of(
     known = (each for each in offline if each.task.environment == config.environment.name)
     sheets = [each.sheet or hindsight_sheet(each) for each in known if each.task.split == config.train.split]
     worlds = worlds_for(spec, sheets)
-    author = _author(config, worlds, seeds, experience_model, models or LanguageModels(config))
-    if author is None:
+    proposer = _proposer(config, worlds, seeds, experience_model, models or LanguageModels(config))
+    if proposer is None:
         return None
     reserved: Sequence[str] = ()
     if spec.evaluation_instructions is not None:
@@ -198,7 +198,7 @@ async def curriculum_of(
         seeds,
         spec,
         worlds,
-        author,
+        proposer,
         settings=config.curriculum,
         seed=config.seed,
         embedder=make_embedder(config.replay.embedder) if config.learner.algorithm == "ppo" else None,
@@ -207,7 +207,7 @@ async def curriculum_of(
     return curriculum, worlds.beginning
 
 
-def _author(
+def _proposer(
     config: Config,
     worlds: SampledStarts,
     seeds: Sequence[Task],
@@ -219,10 +219,10 @@ def _author(
         name = experience_model.name
     if names_language_model(name):
         model = models.open(name, role="task generator")
-        return prompted_author(model, worlds, seeds, name=name, settings=settings, seed=config.seed)
+        return prompted_proposer(model, worlds, seeds, name=name, settings=settings, seed=config.seed)
     own: LanguageModel | None = getattr(experience_model, "language_model", None)
     if own is not None:
-        return taught_author(own, worlds, name=experience_model.name, settings=settings)
+        return fine_tuned_proposer(own, worlds, name=experience_model.name, settings=settings)
     if settings.generator == "auto":
         return None
     raise ConfigError(
@@ -234,8 +234,8 @@ def _author(
 def _seed(pool: TaskPool, seeds: Sequence[Task]) -> None:
     """Add the seed tasks, or what a crash left out of them; a run that has begun keeps those it has."""
     given = {task.id for task in seeds}
-    held = {each.task.id for each in pool.standings if each.task.origin == "seed"}
-    if held - given or (pool.played and given - held):
+    held = {each.task.id for each in pool.records if each.task.origin == "seed"}
+    if held - given or (pool.started and given - held):
         raise ConfigError(
             f"{pool.path}: this run was begun with {len(held)} seed tasks, of which {len(held & given)} are "
             f"among the {len(given)} given now; use the same data to go on, or choose another folder"
