@@ -1,73 +1,186 @@
-"""Finds environments by name: ours and those that other packages announce.
+"""Finds environments by name and opens them: built-in ones, plug-ins of other packages, and your own objects.
 
-A package adds one with the entry point group ``dreamgym.environments``, whose value is an `EnvironmentSpec`:
+A script or notebook passes its environment directly (`make(MyEnvironment)`) or registers it
+(`register(as_environment(MyEnvironment))`); `as_environment` lists the forms it may have. A package announces
+one with an entry point in the group ``dreamgym.environments``, whose value is an `EnvironmentSpec`:
 
     [project.entry-points."dreamgym.environments"]
     kitchen = "my_package.kitchen:SPEC"
 
-Importing a spec must be cheap: what is heavy belongs into `open`.
+Importing a spec must be cheap: heavy imports belong into `open`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any
 
+from pydantic import ConfigDict
+
 from dreamgym.config import Section, nearest_name, validate
+from dreamgym.envs.adapters import ObjectFactory, is_factory
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.types import State, Task, Transition, WorldSheet
 
 GROUP = "dreamgym.environments"
+_registered: dict[str, EnvironmentSpec] = {}
+
+
+class AnyOptions(Section):
+    """Options of an environment that is given as an object: the arguments of its constructor."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSpec:
-    """What the registry knows of an environment before it is opened."""
+    """An environment before it is opened: how to open it, and its optional roles.
+
+    Only `name` and `open` are needed. The roles improve experience models: `annotator` explains transitions,
+    `tell_facts` selects the facts for a prompt, `goal_met` grades imagined episodes, `refusals` and `actor`
+    describe its texts, `can_succeed` and `task_from_instruction` allow generated tasks.
+    """
 
     name: str
-    summary: str
-    options: type[Section]
     open: Callable[[Any], EnvironmentFactory]
-    """Takes validated `options`; raises `MissingExtraError` where a dependency is absent."""
+    """Takes validated `options`; raises `MissingExtraError` if a dependency is missing."""
+    summary: str = ""
+    options: type[Section] = AnyOptions
     splits: tuple[str, ...] = ()
+    horizon: int | None = None
+    """Actions per episode, unless an option `horizon` states it."""
     extra: str | None = None
     """The extra to install, shown by `dreamgym envs list`."""
     annotator: Callable[[], Annotator] | None = None
-    """Explains recorded transitions from the environment's own facts, where it has rules for that."""
+    """Explains recorded transitions by rules, from the environment's own facts."""
     actor: str | None = None
-    """The agent's own name among the facts of a world sheet."""
+    """The agent's name in the facts of a world sheet."""
     tell_facts: Callable[[WorldSheet, str], Sequence[str]] | None = None
-    """What an experience model is told of a sheet before an action (``start`` for the first state), one line
-    each; by default the facts that share a name with the action."""
+    """The lines about the sheet that a prompt shows before an action (``start`` for the first state); by
+    default the facts that share a name with the action."""
     goal_met: Callable[[Task, WorldSheet], bool] | None = None
-    """Whether a task is done on these facts, where a sheet can tell."""
+    """Whether these facts fulfil the task."""
     can_succeed: Callable[[Task, WorldSheet], bool] | None = None
-    """Whether a task can be done, and still is to be, from these facts on, where a sheet can tell."""
+    """Whether the task is open and can be fulfilled from these facts on."""
     task_from_instruction: Callable[[str], Task | None] | None = None
-    """The task that an instruction asks for, its goal in `parameters`; None for what it cannot mean here.
-    Tasks that mean the same have the same id, so that nothing is new by its wording alone."""
+    """The task of an instruction, with its goal in `parameters`; None if the instruction has no meaning here.
+    Instructions with the same meaning give the same task id."""
     evaluation_instructions: Callable[[Any], Awaitable[Sequence[str]]] | None = None
-    """Takes validated `options`: instructions of its evaluation splits, told without playing, which no
-    generated task may repeat."""
+    """Takes validated `options`: instructions of evaluation splits, which no generated task repeats."""
     think: Callable[[Task, Sequence[Transition], State], str | None] | None = None
-    """What an agent should have in mind before an action, from nothing but what it was told: thoughts for
-    recorded trajectories that have none."""
+    """A rationale for the next action from what the agent has seen, for episodes without thoughts."""
     exchangeable: tuple[frozenset[str], ...] = ()
-    """Groups of words that could stand for one another, since all that matters of them is told: rooms,
-    furniture. An experience model from scratch is taught with others in their place now and then, so that it
-    reads what it is told and learns nothing of them by heart."""
+    """Groups of names that can replace one another (rooms, furniture): data augmentation for an experience
+    model from scratch, so that it copies names from its prompt instead of memorising them."""
     refusals: tuple[str, ...] = ()
-    """The exact texts by which it says no to an action: nothing has changed, and nothing is earned."""
+    """The exact texts with which it refuses an action: nothing has changed, and the reward is 0."""
+
+
+ROLES = (
+    "annotator",
+    "actor",
+    "tell_facts",
+    "goal_met",
+    "can_succeed",
+    "task_from_instruction",
+    "think",
+    "exchangeable",
+    "refusals",
+)
+"""Fields of `EnvironmentSpec` that `as_environment` also finds as attributes of an object."""
+
+
+def as_environment(
+    environment: object,
+    *,
+    name: str | None = None,
+    tasks: Sequence[Task | str] | Mapping[str, Sequence[Task | str]] | None = None,
+    horizon: int | None = None,
+    **roles: Any,
+) -> EnvironmentSpec:
+    """The spec of an environment that is given as an object.
+
+    Args:
+        environment: One of
+
+            * a name, or an `EnvironmentSpec`;
+            * an `EnvironmentFactory`;
+            * a class with `start` and `step` (sync or async), or a function that returns such an object; it
+              is called once for each episode with those of `task`, `seed` and the options that it accepts;
+            * a `gymnasium.Env` with text observations and actions: an instance, a class or a function.
+
+            `envs.adapters` describes what `start` and `step` may return.
+        name: by default the attribute `name`, or the class name in lower case; a factory keeps its name.
+        tasks: tasks or instructions, or a mapping from splits to them. By default the attribute `tasks`;
+            without it, tasks are numbered seeds.
+        horizon: actions after which an episode is truncated; by default the attribute `horizon`, or 50.
+        **roles: optional roles of `EnvironmentSpec`; by default the attributes of the same names.
+
+    Raises:
+        ConfigError: the object is none of these, or a role is unknown.
+    """
+    unknown = set(roles) - set(ROLES)
+    if unknown:
+        wrong = min(unknown)
+        raise ConfigError(f"unknown role {wrong!r} of an environment{nearest_name(wrong, ROLES)}")
+    if isinstance(environment, str):
+        environment = find_environment(environment)
+    if isinstance(environment, EnvironmentSpec):
+        return replace(environment, **roles)
+    found = {role: getattr(environment, role) for role in ROLES if hasattr(environment, role)} | roles
+    if found.get("annotator") is not None and not _makes(found["annotator"]):
+        annotator = found["annotator"]
+        found["annotator"] = lambda: annotator
+    if is_factory(environment):
+        factory: Any = environment
+        return EnvironmentSpec(
+            name=factory.name, open=lambda options: factory, splits=tuple(factory.splits), **found
+        )
+    adapter = ObjectFactory(environment, name=name, tasks=tasks, horizon=horizon)
+    return EnvironmentSpec(
+        name=adapter.name,
+        open=lambda options: adapter.with_options(options.model_extra or {}),
+        summary=(inspect.getdoc(environment) or "").partition("\n")[0],
+        splits=adapter.splits,
+        horizon=adapter.horizon,
+        **found,
+    )
+
+
+def _makes(annotator: object) -> bool:
+    """Whether this is a class or function that makes an annotator, and not an annotator."""
+    return inspect.isclass(annotator) or not hasattr(annotator, "annotate")
+
+
+def register(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """Make an environment known by its name in this process; replaces an earlier one of that name."""
+    _registered[spec.name] = spec
+    return spec
+
+
+def make(environment: object, **options: Any) -> EnvironmentFactory:
+    """Open an environment: a name, or anything that `as_environment` accepts.
+
+    An object is also registered under its name, so that experience models and commands of this process find
+    its roles.
+    """
+    if isinstance(environment, str):
+        return open_environment(environment, options)
+    spec = register(as_environment(environment))
+    return spec.open(validate(spec.options, options, prefix="environment.options."))
 
 
 def environment_names() -> list[str]:
-    return sorted({entry.name for entry in entry_points(group=GROUP)})
+    return sorted({*_registered, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def find_environment(name: str) -> EnvironmentSpec:
+    if name in _registered:
+        return _registered[name]
     for entry in entry_points(group=GROUP, name=name):
         spec = entry.load()
         if not isinstance(spec, EnvironmentSpec):
@@ -77,10 +190,11 @@ def find_environment(name: str) -> EnvironmentSpec:
 
 
 def environment_horizon(spec: EnvironmentSpec | None, options: Mapping[str, Any]) -> int | None:
-    """The environment's own limit of actions per episode: its option `horizon`; None if it has none."""
+    """The environment's own limit of actions per episode; None if it states none."""
     if spec is None:
         return None
-    return getattr(validate(spec.options, options, prefix="environment.options."), "horizon", None)
+    found = validate(spec.options, options, prefix="environment.options.")
+    return getattr(found, "horizon", None) or spec.horizon
 
 
 def open_environment(name: str, options: Mapping[str, Any] | None = None) -> EnvironmentFactory:

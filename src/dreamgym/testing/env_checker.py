@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from dreamgym.envs.registry import open_environment
+from dreamgym.envs.adapters import is_factory
+from dreamgym.envs.registry import make
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.testing import checks
 from dreamgym.testing.episode_probe import DoesNotApply, PromiseBroken, Subject
@@ -70,7 +71,7 @@ CHECKS: dict[str, Promise] = {
 
 
 async def check_environment(
-    environment: str | EnvironmentFactory,
+    environment: object,
     *,
     options: Mapping[str, Any] | None = None,
     episodes: int = 200,
@@ -78,17 +79,18 @@ async def check_environment(
     split: str | None = None,
     report: Callable[[Check], None] | None = None,
 ) -> CheckReport:
-    """Play an environment, given by name or as a factory, and judge it by `CHECKS`.
+    """Play episodes of an environment and apply all `CHECKS`.
 
     Args:
-        environment: A registered name, which is opened with `options` and closed again; or a factory, which
-            stays the caller's.
+        environment: anything that `make` accepts, opened with `options` and closed again; or a factory, which
+            stays open.
         episodes: How many the search for leaks plays.
         concurrency: How many run side by side.
         split: Where tasks are taken from; by default the first one.
         report: Told of every check as it starts, moves on (status ``running``) and ends.
     """
-    factory = open_environment(environment, options) if isinstance(environment, str) else environment
+    own = not is_factory(environment)
+    factory = make(environment, **(options or {})) if own else cast(EnvironmentFactory, environment)
     tell = report or (lambda check: None)
     checks = []
     try:
@@ -98,7 +100,7 @@ async def check_environment(
         for name, promise in CHECKS.items():
             checks.append(await _judged(name, promise, subject, tell))
     finally:
-        if isinstance(environment, str):
+        if own:
             await factory.aclose()
     return CheckReport(environment=factory.name, checks=tuple(checks))
 
