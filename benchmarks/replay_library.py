@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.embedders import LexicalEmbedder
-from dreamgym.replay.index import MemoryView
-from dreamgym.replay.lists import load_faiss
+from dreamgym.replay.index import MemoryIndex
+from dreamgym.replay.nearest import load_faiss
 from dreamgym.replay.serialization import restore_keys, round_keys
 from dreamgym.replay.store import CHUNK_ROWS, Chunk
 from dreamgym.types import RetrievalFilter
@@ -131,12 +131,12 @@ class Ours:
     """The view in memory, asked as the buffer asks it."""
 
     def __init__(self, library: Library, index: str) -> None:
-        self.view = MemoryView(index="exact" if index == "exact" else "approximate")
+        self.view = MemoryIndex(index="exact" if index == "exact" else "approximate")
         self.library = library
         rows = len(library.keys)
         for start in range(0, rows, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, rows)
-            self.view.apply(
+            self.view.append(
                 Chunk(
                     seqs=np.arange(start, stop),
                     keys=library.keys[start:stop],

@@ -44,5 +44,5 @@ with ReplayBuffer.open("replay.sqlite", exact_limit=3) as buffer:
     print(buffer.stats().index)
 """
     said = run_without("faiss", code, tmp_path)
-    assert "exact, 4 rows" in said
+    assert "4 rows, 4 distinct keys, exact (NumPy)" in said
     assert "dreamgym[faiss]" in said

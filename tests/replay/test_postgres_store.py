@@ -13,9 +13,9 @@ import pytest
 from dreamgym.errors import StoreError
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import LexicalEmbedder
-from dreamgym.replay.index import MemoryView
+from dreamgym.replay.index import MemoryIndex
 from dreamgym.replay.pgsession import PostgresSession
-from dreamgym.replay.pgvector import PgvectorView
+from dreamgym.replay.pgvector import PgvectorIndex
 from dreamgym.replay.postgres import PostgresStore
 from dreamgym.replay.store import Addition, records
 from dreamgym.types import RetrievalFilter, Trajectory
@@ -108,9 +108,9 @@ def test_the_server_s_index_finds_nearly_what_a_scan_finds(new_schema: NewSchema
     log, session = open_log(new_schema())
     trajectories = [episode(n, steps=10, source="synthetic" if n % 3 else "real") for n in range(60)]
     log.append([addition(each) for each in trajectories], capacity=None)
-    view, scan = PgvectorView(session, few_rows=20), MemoryView(index="exact")
+    view, scan = PgvectorIndex(session, few_rows=20), MemoryIndex(index="exact")
     for each in (view, scan):
-        each.follow(log)
+        each.refresh(log)
     assert view.recall(sample=20, k=8) >= 0.98
     pairs = [(step.state.text, step.action) for each in trajectories for step in each.transitions[:2]]
     keys = EMBEDDER.keys(pairs)

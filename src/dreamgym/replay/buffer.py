@@ -21,7 +21,7 @@ from dreamgym.errors import ConfigError, DataError, StoreError
 from dreamgym.protocols import Embedder, Keys
 from dreamgym.replay.batcher import Batcher
 from dreamgym.replay.embedders import make_embedder
-from dreamgym.replay.index import IndexKind, MemoryView, NearestView
+from dreamgym.replay.index import IndexKind, MemoryIndex, VectorIndex
 from dreamgym.replay.serialization import check_addition
 from dreamgym.replay.sqlite import SqliteStore
 from dreamgym.replay.store import Addition, Holding, Record, TransitionStore, records
@@ -69,7 +69,7 @@ class ReplayBuffer:
     def __init__(
         self,
         log: TransitionStore,
-        view: NearestView,
+        view: VectorIndex,
         embedder: Embedder | None,
         *,
         capacity: int | None = None,
@@ -79,7 +79,7 @@ class ReplayBuffer:
         self._embedder = embedder
         self._capacity = capacity
         self._learn_identity()
-        self._view.follow(log)
+        self._view.refresh(log)
         self._writer = Batcher[Addition, int](f"{log.name} (writing)", self._commit)
         self._searcher = Batcher[_Search, list[list[Demonstration]]](
             f"{log.name} (searching)", self._answer, linger=_LINGER
@@ -189,7 +189,7 @@ class ReplayBuffer:
         return await asyncio.to_thread(self._view.recall, sample=sample, k=k)
 
     def stats(self) -> BufferStats:
-        self._view.follow(self._log)
+        self._view.refresh(self._log)
         status = self._log.status()
         return BufferStats(
             store=self._log.name,
@@ -234,7 +234,7 @@ class ReplayBuffer:
                 on_progress(done)
         self._embedder = embedder
         self._learn_identity()
-        await asyncio.to_thread(self._view.follow, self._log)
+        await asyncio.to_thread(self._view.refresh, self._log)
 
     def close(self) -> None:
         """Finish what was handed over, then let go of the store."""
@@ -260,11 +260,11 @@ class ReplayBuffer:
 
     def _commit(self, additions: Sequence[Addition]) -> list[int | Exception]:
         results = self._log.append(additions, capacity=self._capacity)
-        self._view.follow(self._log)
+        self._view.refresh(self._log)
         return list(results)
 
     def _answer(self, searches: Sequence[_Search]) -> list[list[list[Demonstration]] | Exception]:
-        self._view.follow(self._log)
+        self._view.refresh(self._log)
         current = [search for search in searches if search.embedder == self._identity]
         answers = iter(self._demonstrations(current))
         stale = StoreError(
@@ -292,21 +292,21 @@ class ReplayBuffer:
 
 def _open(
     store: str, embedder: Embedder | None, *, create: bool, index: IndexKind, exact_limit: int
-) -> tuple[TransitionStore, NearestView]:
+) -> tuple[TransitionStore, VectorIndex]:
     identity, dimension = (embedder.identity, embedder.dimension) if embedder else (None, None)
     if not store.startswith(("postgresql://", "postgres://")):
-        view = MemoryView(index=index, exact_limit=exact_limit)
+        view = MemoryIndex(index=index, exact_limit=exact_limit)
         return SqliteStore(Path(store), embedder=identity, dimension=dimension, create=create), view
     from dreamgym.replay.pgsession import PostgresSession
-    from dreamgym.replay.pgvector import PgvectorView
+    from dreamgym.replay.pgvector import PgvectorIndex
     from dreamgym.replay.postgres import PostgresStore
 
     session = PostgresSession(store)
     try:
         log = PostgresStore(session, embedder=identity, dimension=dimension, create=create)
         if index == "approximate":
-            return log, PgvectorView(session)
-        return log, MemoryView(index=index, exact_limit=exact_limit)
+            return log, PgvectorIndex(session)
+        return log, MemoryIndex(index=index, exact_limit=exact_limit)
     except BaseException:
         session.close()
         raise

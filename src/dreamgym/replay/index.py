@@ -1,8 +1,8 @@
-"""Nearest views: disposable pictures of the log that answer "which k past rows resemble this one?".
+"""Nearest-neighbour search over the rows of a store, with filters applied before the k.
 
-Every query names its environment, so rows lie in partitions by environment and source. A filter on the source
-then means scanning less, a cap on synthetic rows means asking two partitions, and only the other filters need
-masks. A partition is scanned exactly until that costs too much; then inverted lists take over.
+Every query names its environment, so rows are partitioned by environment and source: a filter on the source
+or a limit on synthetic rows selects partitions. The search is exact (FAISS, or NumPy where that is not
+installed) up to `exact_limit` rows; larger partitions use FAISS IVF, and `recall` measures what that loses.
 """
 
 from __future__ import annotations
@@ -13,42 +13,36 @@ from collections.abc import Sequence
 from typing import Final, Literal, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from dreamgym.errors import MissingExtraError
 from dreamgym.protocols import Keys
-from dreamgym.replay.blocks import Hit, Queries, best_of, code_of
-from dreamgym.replay.lists import FEW_ROWS, Lists, ListsBuilder, lists_recall, load_faiss
-from dreamgym.replay.partition import Partition
+from dreamgym.replay.nearest import Ids, has_faiss, load_faiss
+from dreamgym.replay.partition import FEW_ROWS, Hit, Partition, Queries, code_of, train_ivf
 from dreamgym.replay.store import CHUNK_ROWS, Chunk, TransitionStore
-from dreamgym.replay.threads import one_thread
 from dreamgym.types import RetrievalFilter, Source
 
 IndexKind: TypeAlias = Literal["auto", "exact", "approximate"]
 
 SOURCES: Final[tuple[Source, ...]] = ("real", "synthetic")
-QUERIES_AT_ONCE: Final = 64
-
 logger = logging.getLogger("dreamgym.replay")
 
 
-class NearestView(Protocol):
-    """Finds rows by key. It may be thrown away and made again from the log at any time."""
+class VectorIndex(Protocol):
+    """Finds rows by key. It can be discarded and built again from the store at any time."""
 
-    def follow(self, log: TransitionStore) -> None:
-        """Catch up with the log: afterwards everything it held at the call is found, or evicted."""
+    def refresh(self, store: TransitionStore) -> None:
+        """Read what the store has appended or evicted since the last call."""
         ...
 
     def search(self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter]) -> list[list[Hit]]:
-        """For each key the k most similar rows that its filter lets through; of equals, the older first."""
+        """For each key the k most similar rows that its filter allows; equally similar rows oldest first."""
         ...
 
     def describe(self) -> dict[str, str]:
-        """How each environment is searched."""
+        """How each environment and source is searched."""
         ...
 
     def recall(self, *, sample: int, k: int) -> float:
-        """Share of the exact answer that this view finds, measured on `sample` of its own rows."""
+        """Share of the exact k nearest that `search` finds, measured with `sample` stored keys."""
         ...
 
     def close(self) -> None: ...
@@ -67,41 +61,107 @@ def limit_of(filters: RetrievalFilter, source: Source, k: int) -> int:
     return k
 
 
-class MemoryView:
-    """All keys of the log in memory, by environment and source."""
+def best_of(hits: list[Hit], k: int) -> list[Hit]:
+    """The k best, by similarity and then by age."""
+    return sorted(hits, key=lambda hit: (-hit[0], hit[1]))[:k]
+
+
+class MemoryIndex:
+    """All keys of a store in memory, by environment and source."""
 
     def __init__(self, *, index: IndexKind = "auto", exact_limit: int = 300_000) -> None:
         if index == "approximate":
-            load_faiss()  # missing? then now, not when the first lists are due
+            load_faiss()  # a missing extra is reported at once
         self._limit = {"auto": exact_limit, "exact": None, "approximate": FEW_ROWS}[index]
         self._partitions: dict[tuple[str, str], Partition] = {}
-        self._lists: dict[tuple[str, str], Lists] = {}
-        self._builder = ListsBuilder()
+        self._builds: dict[Partition, threading.Thread] = {}
         self._generation = 0
         self._cursor = 0
-        self._following = threading.Lock()
+        self._lock = threading.Lock()
 
-    def follow(self, log: TransitionStore) -> None:
-        with self._following:
-            status = log.status()
+    def refresh(self, store: TransitionStore) -> None:
+        with self._lock:
+            status = store.status()
             if status.generation != self._generation:
-                self._forget()
-                self._generation = status.generation
-            if status.last_seq > self._cursor:
-                self._read(log, status.last_seq)
+                self._partitions, self._cursor, self._generation = {}, 0, status.generation
+            while self._cursor < status.last_seq:
+                chunk = store.scan(self._cursor)
+                self._append(chunk)
+                newest = int(chunk.seqs[-1]) if len(chunk.seqs) else 0
+                # The last rows may be evicted: a short chunk means that nothing is left to read.
+                self._cursor = newest if len(chunk.seqs) == CHUNK_ROWS else max(newest, status.last_seq)
             for (_, source), partition in self._partitions.items():
                 partition.evict(status.floors["real" if source == "real" else "synthetic"])
+            self._start_builds()
 
-    def apply(self, chunk: Chunk) -> None:
-        """Take in the next rows of the log."""
+    def append(self, chunk: Chunk) -> None:
+        """Add the next rows of a store."""
+        with self._lock:
+            self._append(chunk)
+            self._start_builds()
+
+    def search(
+        self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter], exact: bool = False
+    ) -> list[list[Hit]]:
+        hits: list[list[Hit]] = [[] for _ in filters]
+        groups: dict[tuple[str, float | None], list[int]] = {}
+        for number, each in enumerate(filters):
+            groups.setdefault((each.environment, each.min_reward), []).append(number)
+        for (environment, min_reward), numbers in groups.items():
+            for source in SOURCES:
+                asked = [number for number in numbers if limit_of(filters[number], source, k)]
+                partition = self._partitions.get((environment, source))
+                if not asked or partition is None:
+                    continue
+                queries = Queries(
+                    keys=np.ascontiguousarray(keys[asked], np.float32),
+                    trajectories=_codes([filters[number].exclude_trajectory for number in asked]),
+                    tasks=_codes([filters[number].exclude_task for number in asked]),
+                    min_reward=min_reward,
+                )
+                with self._lock:
+                    found = partition.search(queries, k, exact=exact)
+                for number, rows in zip(asked, found, strict=True):
+                    hits[number] += rows[: limit_of(filters[number], source, k)]
+        return [best_of(rows, k) for rows in hits]
+
+    def describe(self) -> dict[str, str]:
+        kernel = "FAISS" if has_faiss() else "NumPy"
+        return {
+            f"{environment}/{source}": f"{len(partition)} rows, {len(partition.keys)} distinct keys, "
+            + (f"exact ({kernel})" if partition.ivf is None else "approximate (FAISS IVF)")
+            for (environment, source), partition in list(self._partitions.items())
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of keys and columns; an IVF index takes half as much again."""
+        return sum(partition.nbytes for partition in list(self._partitions.values()))
+
+    def recall(self, *, sample: int = 64, k: int = 8) -> float:
+        """Asked with stored keys, each without itself; a row as similar as the k-th exact one counts."""
+        self._join()
+        found = total = 0
+        for (environment, _), partition in list(self._partitions.items()):
+            if partition.ivf is None:
+                continue
+            keys = partition.keys[np.random.default_rng(0).integers(0, len(partition.keys), sample)]
+            filters = [RetrievalFilter(environment=environment)] * sample
+            answers = self.search(keys, k=k, filters=filters)
+            for got, best in zip(answers, self.search(keys, k=k, filters=filters, exact=True), strict=True):
+                total += len(best)
+                found += sum(score >= best[-1][0] - 1e-9 for score, _ in got)
+        return found / total if total else 1.0
+
+    def close(self) -> None:
+        self._join()
+
+    def _append(self, chunk: Chunk) -> None:
         places = list(zip(chunk.environments, chunk.sources, strict=True))
-        trajectories = _codes(chunk.trajectories)
-        tasks = _codes(chunk.tasks)
+        trajectories, tasks = _codes(chunk.trajectories), _codes(chunk.tasks)
         for place in dict.fromkeys(places):
             rows = np.array([each == place for each in places])
-            partition = self._partitions.get(place)
-            if partition is None:
-                partition = self._partitions[place] = Partition(chunk.keys.shape[1])
+            partition = self._partitions.setdefault(place, Partition(chunk.keys.shape[1]))
             partition.append(
                 seqs=chunk.seqs[rows],
                 keys=chunk.keys[rows],
@@ -109,92 +169,37 @@ class MemoryView:
                 tasks=tasks[rows],
                 rewards=chunk.rewards[rows],
             )
-        self._grow_lists()
 
-    def search(self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter]) -> list[list[Hit]]:
-        hits: list[list[Hit]] = [[] for _ in filters]
-        alike: dict[tuple[str, float | None], list[int]] = {}
-        for number, each in enumerate(filters):
-            alike.setdefault((each.environment, each.min_reward), []).append(number)
-        for (environment, _), numbers in alike.items():
-            for source in SOURCES:
-                wanted = [number for number in numbers if limit_of(filters[number], source, k)]
-                for start in range(0, len(wanted), QUERIES_AT_ONCE):
-                    batch = wanted[start : start + QUERIES_AT_ONCE]
-                    found = self._search_one(
-                        (environment, source), keys[batch], [filters[n] for n in batch], k
-                    )
-                    for number, rows in zip(batch, found, strict=True):
-                        hits[number] += rows[: limit_of(filters[number], source, k)]
-        return [best_of(rows, k) for rows in hits]
-
-    def describe(self) -> dict[str, str]:
-        return {
-            f"{environment}/{source}": f"approximate, {len(partition)} rows, {lists.missing} of them scanned"
-            if (lists := self._lists.get((environment, source)))
-            else f"exact, {len(partition)} rows"
-            for (environment, source), partition in list(self._partitions.items())
-        }
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of keys and columns; lists take half as much again."""
-        return sum(partition.nbytes for partition in list(self._partitions.values()))
-
-    def recall(self, *, sample: int = 64, k: int = 8) -> float:
-        self._builder.settle()
-        shares = [
-            lists_recall(lists, self._partitions[place], sample=sample, k=k)
-            for place, lists in list(self._lists.items())
-        ]
-        return float(np.mean(shares)) if shares else 1.0
-
-    def close(self) -> None:
-        self._builder.close()
-
-    def _forget(self) -> None:
-        self._builder.clear()
-        self._partitions, self._lists, self._cursor = {}, {}, 0
-
-    def _read(self, log: TransitionStore, last_seq: int) -> None:
-        while self._cursor < last_seq:
-            chunk = log.scan(self._cursor)
-            with one_thread():
-                self.apply(chunk)
-            newest = int(chunk.seqs[-1]) if len(chunk.seqs) else 0
-            # The last rows may be evicted already: a short chunk means that nothing is left to read.
-            self._cursor = newest if len(chunk.seqs) == CHUNK_ROWS else max(newest, last_seq)
-
-    def _grow_lists(self) -> None:
+    def _start_builds(self) -> None:
+        """Build the IVF index of a partition in the background when it is due; scan until then."""
+        if self._limit is None:
+            return
         for place, partition in self._partitions.items():
-            if self._limit is None or len(partition) <= self._limit or place in self._lists:
+            due = len(partition) > self._limit and len(partition.keys) > 1.5 * partition.ivf_trained
+            if not due or partition in self._builds:
                 continue
-            try:
-                self._lists[place] = Lists(partition)
-            except MissingExtraError as error:
+            if not has_faiss():
                 logger.warning(
-                    "%s has %d rows and is still scanned exactly: %s", place, len(partition), error
+                    "%s: %d rows are scanned exactly without dreamgym[faiss]", place, len(partition)
                 )
                 self._limit = None
                 return
-            self._builder.add(self._lists[place])
-        self._builder.wake()
+            thread = threading.Thread(target=self._build, args=(partition,), name="replay-ivf", daemon=True)
+            self._builds[partition] = thread
+            thread.start()
 
-    def _search_one(
-        self, place: tuple[str, Source], keys: Keys, filters: Sequence[RetrievalFilter], k: int
-    ) -> list[list[Hit]]:
-        queries = Queries(
-            keys=keys,
-            trajectories=_codes([each.exclude_trajectory for each in filters]),
-            tasks=_codes([each.exclude_task for each in filters]),
-            min_reward=filters[0].min_reward,
-        )
-        searched = self._lists.get(place) or self._partitions.get(place)
-        if not searched:
-            return [[] for _ in filters]
-        with one_thread():
-            return searched.search(queries, k)
+    def _build(self, partition: Partition) -> None:
+        keys, version = partition.keys, partition.version
+        ivf = train_ivf(keys)
+        with self._lock:
+            if partition.version == version:
+                partition.ivf, partition.ivf_keys, partition.ivf_trained = ivf, len(keys), len(keys)
+            del self._builds[partition]
+
+    def _join(self) -> None:
+        for thread in list(self._builds.values()):
+            thread.join()
 
 
-def _codes(names: Sequence[str | None]) -> npt.NDArray[np.int64]:
-    return np.array([code_of(name) if name is not None else 0 for name in names], np.int64)
+def _codes(names: Sequence[str | None]) -> Ids:
+    return np.array([code_of(name) for name in names], np.int64)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dreamgym.protocols import Keys
-from dreamgym.replay.blocks import Hit, best_of
-from dreamgym.replay.index import SOURCES, limit_of
+from dreamgym.replay.index import SOURCES, best_of, limit_of
+from dreamgym.replay.partition import Hit
 from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors
 from dreamgym.replay.serialization import round_keys
 from dreamgym.replay.store import TransitionStore
@@ -28,7 +28,7 @@ _SPARE: Final = 8
 """Rows fetched beyond k, because the server compares in half precision."""
 
 
-class PgvectorView:
+class PgvectorIndex:
     """Searches on the server; building the index may take minutes on a large store."""
 
     def __init__(self, session: PostgresSession, *, few_rows: int = FEW_ROWS) -> None:
@@ -36,7 +36,7 @@ class PgvectorView:
         self._few_rows = few_rows
         self._generation = 0
 
-    def follow(self, log: TransitionStore) -> None:
+    def refresh(self, log: TransitionStore) -> None:
         status = log.status()
         if status.generation != self._generation:
             self._session.write(_ensure_index)

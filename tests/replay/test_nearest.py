@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from dreamgym.replay.threads import one_thread
+from dreamgym.replay.nearest import one_blas_thread
 
 
 def threads() -> list[int]:
@@ -36,38 +36,22 @@ def two_threads() -> Iterator[None]:
 
 
 def test_inside_there_is_one_thread_and_afterwards_as_many_as_before() -> None:
-    with one_thread():
-        with one_thread():
-            assert threads() == [1]
+    with one_blas_thread():
         assert threads() == [1]
     assert threads() == [2]
 
 
-def test_it_holds_in_every_thread_while_others_come_and_go() -> None:
+def test_it_holds_in_every_thread_whichever_was_first() -> None:
     seen: list[list[int]] = []
-    first_in, second_in, first_out = (threading.Event() for _ in range(3))
 
-    def first() -> None:
-        with one_thread():
-            first_in.set()
-            assert second_in.wait(30)
+    def limited() -> None:
+        with one_blas_thread():
             seen.append(threads())
-        first_out.set()
 
-    def second() -> None:
-        assert first_in.wait(30)
-        with one_thread():
-            second_in.set()
-            assert first_out.wait(30)
-            seen.append(threads())
-        seen.append(threads())
-
-    with one_thread():
-        seen.append(threads())  # the first to set a limit, and still alive when others do
-    both = [threading.Thread(target=each) for each in (first, second)]
-    for each in both:
-        each.start()
-    for each in both:
-        each.join()
-    assert seen == [[1], [1], [1], [2]]
+    limited()
+    for _ in range(3):
+        thread = threading.Thread(target=limited)
+        thread.start()
+        thread.join()
+    assert seen == [[1]] * 4
     assert threads() == [2]

@@ -1,4 +1,4 @@
-"""Filters and order of every view, held against a search that looks at each row."""
+"""Filters and order of every index, compared with a search that looks at each row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dreamgym.protocols import Keys
-from dreamgym.replay.blocks import BLOCK_ROWS, Queries
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.index import MemoryView
-from dreamgym.replay.lists import FEW_ROWS, Lists
-from dreamgym.replay.partition import Partition
+from dreamgym.replay.index import MemoryIndex
+from dreamgym.replay.partition import FEW_ROWS, Partition, Queries, train_ivf
 from dreamgym.replay.serialization import restore_keys, round_keys
 from dreamgym.replay.sqlite import SqliteStore
 from dreamgym.replay.store import Addition, Record, records
@@ -183,19 +181,26 @@ def test_a_partition_orders_equal_rows_by_age_whatever_was_evicted(data: st.Data
         assert hits == [(scores[row], row + 1) for row in best]
 
 
-def test_a_search_spans_blocks_and_finds_what_lies_at_their_edges() -> None:
+def by_definition(keys: Keys, query: Keys, k: int) -> list[tuple[float, int]]:
+    scores = np.minimum((keys.astype(np.float64) * query).sum(axis=1), 1.0)
+    return [(scores[row], row + 1) for row in np.lexsort((np.arange(len(keys)), -scores))[:k].tolist()]
+
+
+@pytest.mark.parametrize("faiss", [True, False])
+def test_evicted_rows_are_not_found_and_later_ones_are(faiss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not faiss:
+        monkeypatch.setattr("dreamgym.replay.nearest.has_faiss", lambda: False)
     rng = np.random.default_rng(1)
-    rows = 2 * BLOCK_ROWS + 777
-    keys = unit_rows(rng, rows, 24)
+    rows = 6000
+    keys = clustered(rng, rows, 24)
     partition = partition_of(keys)
     queries = unit_rows(rng, 20, 24)
-    exact = keys.astype(np.float64) @ queries.T.astype(np.float64)
-    for floor in (0, 1, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 5, 2 * BLOCK_ROWS, rows - 3):
+    for floor in (0, 1, 1000, 2500, 5000, rows - 3):
         partition.evict(floor)
         assert len(partition) == rows - floor
-        for number, hits in enumerate(partition.search(plain(queries), 8)):
-            best = np.argsort(-exact[floor:, number])[:8] + floor + 1
-            assert [seq for _, seq in hits] == best.tolist()
+        for query, hits in zip(queries, partition.search(plain(queries), 8), strict=True):
+            expected = [(score, row + floor) for score, row in by_definition(keys[floor:], query, 8)]
+            assert hits == expected
     partition.evict(rows)
     assert partition.search(plain(queries), 8) == [[]] * 20
     partition.append(
@@ -207,6 +212,27 @@ def test_a_search_spans_blocks_and_finds_what_lies_at_their_edges() -> None:
     )
     ((similarity, seq),) = partition.search(plain(queries[:1]), 8)[0]
     assert (round(similarity, 6), seq) == (1.0, rows + 1)
+
+
+@pytest.mark.parametrize("faiss", [True, False])
+def test_a_batch_gives_what_single_searches_give_to_the_last_digit(
+    faiss: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not faiss:
+        monkeypatch.setattr("dreamgym.replay.nearest.has_faiss", lambda: False)
+    keys = clustered(np.random.default_rng(8), 4000)
+    partition = partition_of(keys, trajectories=np.arange(4000) // 12 + 1)
+    asked = np.arange(0, 4000, 61)
+    queries = plain(keys[asked], trajectories=asked // 12 + 1)
+    together = partition.search(queries, 8)
+    assert together == [partition.search(queries.pick(np.array([n])), 8)[0] for n in range(len(asked))]
+
+
+def test_keys_that_collide_in_their_hash_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.hash", lambda _: 1)
+    keys = np.eye(4, dtype=np.float32)[[0, 1, 2, 1, 3]]
+    hits = partition_of(keys).search(plain(keys), 1)
+    assert [seq for ((_, seq),) in hits] == [1, 2, 3, 2, 5]
 
 
 def test_a_thousand_copies_of_one_row_are_answered_oldest_first() -> None:
@@ -235,16 +261,18 @@ def clustered(rng: np.random.Generator, rows: int, dimension: int = 48) -> Keys:
     return restore_keys(round_keys(keys / np.linalg.norm(keys, axis=1, keepdims=True)))
 
 
-def test_lists_find_nearly_what_a_scan_finds() -> None:
+def with_ivf(partition: Partition) -> Partition:
+    partition.ivf, partition.ivf_keys = train_ivf(partition.keys), len(partition.keys)
+    return partition
+
+
+def test_ivf_finds_nearly_what_a_scan_finds() -> None:
     rng = np.random.default_rng(3)
-    rows = BLOCK_ROWS + 2000
+    rows = 18_000
     keys = clustered(rng, rows)
     trajectories, tasks = np.arange(rows) // 12 + 1, rng.integers(1, 4, rows)
     rewards = rng.integers(0, 20, rows).astype(np.float64)
-    partition = partition_of(keys, trajectories=trajectories, tasks=tasks, rewards=rewards)
-    lists = Lists(partition)
-    while lists.extend():
-        pass
+    partition = with_ivf(partition_of(keys, trajectories=trajectories, tasks=tasks, rewards=rewards))
     asked = rng.integers(0, rows, 60)
     for min_reward, k in ((None, 8), (5.0, 8), (19.0, 8), (None, 50)):
         queries = Queries(
@@ -253,25 +281,20 @@ def test_lists_find_nearly_what_a_scan_finds() -> None:
             tasks=np.where(np.arange(60) % 20, 0, 1),  # a few leave out a third of all rows
             min_reward=min_reward,
         )
-        scanned = partition.search(queries, k)
-        found = lists.search(queries, k)
+        scanned = partition.search(queries, k, exact=True)
+        found = partition.search(queries, k)
         shared = sum(hit in scan for scan, hits in zip(scanned, found, strict=True) for hit in hits)
         assert shared >= 0.98 * sum(map(len, scanned))
-        rare = (trajectories[asked][:, None] == trajectories).sum()
-        assert rare > 60  # the filters had something to leave out
         for number, hits in enumerate(found):
             assert not {seq for _, seq in hits} & set(
                 np.flatnonzero(trajectories == queries.trajectories[number]) + 1
             )
 
 
-def test_lists_know_rows_that_came_after_them_and_forget_evicted_ones() -> None:
+def test_rows_newer_than_the_ivf_index_are_found_and_evicted_ones_are_not() -> None:
     rng = np.random.default_rng(4)
-    keys = clustered(rng, FEW_ROWS + 2000)
-    partition = partition_of(keys[:-100])
-    lists = Lists(partition)
-    while lists.extend():
-        pass
+    keys = clustered(rng, FEW_ROWS + 4000)
+    partition = with_ivf(partition_of(keys[:-100]))
     partition.append(
         seqs=np.arange(len(keys) - 99, len(keys) + 1),
         keys=keys[-100:],
@@ -279,45 +302,16 @@ def test_lists_know_rows_that_came_after_them_and_forget_evicted_ones() -> None:
         tasks=np.ones(100, np.int64),
         rewards=np.zeros(100),
     )
-    assert lists.missing == 100
-    fresh = lists.search(plain(keys[-100:]), 1)
-    assert all(hit == scan for hit, scan in zip(fresh, partition.search(plain(keys[-100:]), 1), strict=True))
+    fresh = plain(keys[-100:])
+    assert partition.search(fresh, 1) == partition.search(fresh, 1, exact=True)
     partition.evict(900)
-    assert all(seq > 900 for hits in lists.search(plain(keys[:50]), 8) for _, seq in hits)
+    assert partition.ivf is not None
+    assert all(seq > 900 for hits in partition.search(plain(keys[:50]), 8) for _, seq in hits)
+    partition.evict(len(keys) - 3)
+    assert partition.search(plain(keys[-3:]), 1) == partition.search(plain(keys[-3:]), 1, exact=True)
 
 
-def test_lists_are_made_again_as_their_partition_grows_and_shrinks() -> None:
-    rng = np.random.default_rng(7)
-    families = [clustered(np.random.default_rng(seed), FEW_ROWS + 1000) for seed in (1, 2)]
-    partition = Partition(48)
-    lists = Lists(partition)
-    assert not lists.extend()  # nothing to sort yet
-    rows = 0
-    for keys in families:  # the second family resembles nothing of the first
-        partition.append(
-            seqs=np.arange(rows + 1, rows + len(keys) + 1),
-            keys=keys,
-            trajectories=np.ones(len(keys), np.int64),
-            tasks=np.ones(len(keys), np.int64),
-            rewards=np.zeros(len(keys)),
-        )
-        rows += len(keys)
-        while lists.extend():
-            pass
-        asked = plain(keys[rng.integers(0, len(keys), 50)])
-        shared = zip(lists.search(asked, 8), partition.search(asked, 8), strict=True)
-        assert np.mean([len(set(found) & set(exact)) / 8 for found, exact in shared]) >= 0.98
-        assert lists.missing == 0
-    partition.evict(rows - 3000)
-    while lists.extend():
-        pass
-    assert lists.search(plain(keys[-5:]), 3) == partition.search(plain(keys[-5:]), 3)
-    partition.evict(rows)
-    assert (lists.extend(), lists.missing) == (False, 0)
-    assert lists.search(plain(keys[-5:]), 3) == [[]] * 5
-
-
-async def test_a_large_partition_switches_to_lists_by_itself_and_reports_its_recall(
+async def test_a_large_partition_switches_to_ivf_by_itself_and_reports_its_recall(
     tmp_path: Path,
 ) -> None:
     rows = FEW_ROWS + 1500
@@ -329,9 +323,9 @@ async def test_a_large_partition_switches_to_lists_by_itself_and_reports_its_rec
     ]
     log = SqliteStore(tmp_path / "replay.sqlite", embedder="made up", dimension=DIMENSION)
     log.append([Addition(records=many, keys=keys, embedder="made up")], capacity=None)
-    scanned, searched = MemoryView(index="exact"), MemoryView(index="auto", exact_limit=FEW_ROWS)
+    scanned, searched = MemoryIndex(index="exact"), MemoryIndex(index="auto", exact_limit=FEW_ROWS)
     for view in (scanned, searched):
-        view.follow(log)
+        view.refresh(log)
     assert searched.recall(sample=40, k=8) >= 0.98
     assert scanned.recall(sample=40, k=8) == 1.0
     assert "approximate" in searched.describe()["household/real"]
