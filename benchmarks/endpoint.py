@@ -45,7 +45,7 @@ import psutil
 from dreamgym.config import EndpointConfig
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.garbage import settled
+from dreamgym.gc_pause import gc_frozen
 from dreamgym.models import tiny
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.http_server import Answer, Asked, HttpServer
@@ -86,7 +86,7 @@ async def measured(in_flight: int, rounds: int, count: int, memory: int) -> dict
             try:
                 url = server.stdout.readline().split()[-1]
                 asking, closing = await ways(url, in_flight, Path(folder) / "model")
-                with settled():
+                with gc_frozen():
                     found = await in_turns(asking, questions, rounds, count)
                 for close in closing:
                     await close()

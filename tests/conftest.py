@@ -31,7 +31,7 @@ collect_ignore = [] if os.environ.get("DREAMGYM_VLLM_PYTHON") else ["models/test
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: no search for garbage needs to look through it again."""
+    """Exclude everything imported so far from garbage collection."""
     gc.collect()
     gc.freeze()
 

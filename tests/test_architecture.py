@@ -21,7 +21,7 @@ FOUNDATION = [
     "files",
     "config",
     "structured",
-    "garbage",
+    "gc_pause",
     "muon",
     "gradients",
 ]

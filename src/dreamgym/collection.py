@@ -21,7 +21,7 @@ from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.envs.scripted_policies import make_policy, resolve_policy
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import write_text
-from dreamgym.models.registry import LanguageModels, check_named, names_language_model
+from dreamgym.models.registry import LanguageModels, check_language_model, names_language_model
 from dreamgym.prompted_policy import PromptedPolicy
 from dreamgym.protocols import Environment, EnvironmentFactory, Policy
 from dreamgym.rollouts import run_episode
@@ -193,7 +193,7 @@ def _tell(
 
 def _check_policy(config: Config) -> None:
     if names_language_model(config.collect.policy):
-        check_named(config.collect.policy, config)
+        check_language_model(config.collect.policy, config)
     else:
         resolve_policy(config.collect.policy, seed=config.seed, episode=0)
 

@@ -15,7 +15,7 @@ import pytest
 from dreamgym.errors import ConfigError
 from dreamgym.models import tiny
 from dreamgym.models.endpoint.capabilities import check_endpoint
-from dreamgym.models.registry import at_address, find_endpoint
+from dreamgym.models.registry import find_endpoint, with_base_url
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.testing.scripted_server import ScriptedServer
 from tests.command import INTERRUPTIBLE, dreamgym
@@ -102,16 +102,16 @@ def test_what_holds_no_weights_is_not_served(tmp_path: Path) -> None:
 
 
 def test_an_openai_name_and_an_address_make_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert at_address("openai:org/model", "http://a/v1") == "endpoint:org/model@http://a/v1"
-    assert at_address("openai:m", None) == "openai:m"
+    assert with_base_url("openai:org/model", "http://a/v1") == "endpoint:org/model@http://a/v1"
+    assert with_base_url("openai:m", None) == "openai:m"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://b/v1")
     found = find_endpoint("openai:org/model", {})
     assert (found.url, found.model, found.key_from) == ("http://b/v1", "org/model", "OPENAI_API_KEY")
     monkeypatch.delenv("OPENAI_BASE_URL")
     assert find_endpoint("openai:m", {}).url == "https://api.openai.com/v1"
     for wrong in ("hf:m", "openai:m@http://a/v1"):
-        with pytest.raises(ConfigError, match="expected openai:MODEL beside it"):
-            at_address(wrong, "http://b/v1")
+        with pytest.raises(ConfigError, match="expected openai:MODEL with it"):
+            with_base_url(wrong, "http://b/v1")
 
 
 def test_a_check_takes_its_model_as_an_option_and_needs_exactly_one() -> None:

@@ -1,4 +1,4 @@
-"""Small models with weights that matter: random ones, spread so that tokens differ clearly in probability."""
+"""Small models with large random weights, so that token probabilities differ clearly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from dreamgym.models.tiny import Family, make_model, make_tokenizer
 
-# On a busy machine a second thread makes every small product wait for the scheduler.
+# On a busy machine a second thread slows every small matrix product down.
 torch.set_num_threads(1)
 
 CORPUS = [
@@ -26,12 +26,11 @@ def tokenizer() -> Any:
 
 
 def model(family: Family = "lfm2", *, seed: int = 0) -> Any:
-    made = make_model("nano", tokenizer(), family=family, seed=seed)
-    return spread(made, seed=seed)
+    return spread(make_model("nano", tokenizer(), family=family, seed=seed), seed=seed)
 
 
 def spread(made: Any, *, seed: int = 0, scale: float = 0.3) -> Any:
-    """Weights of a size at which contexts change what comes next."""
+    """Draw weights large enough that the context changes the next token."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -44,15 +43,15 @@ def spread(made: Any, *, seed: int = 0, scale: float = 0.3) -> Any:
 
 @torch.no_grad()
 def own_logprobs(made: Any, prompt: Sequence[int], sampled: Sequence[int]) -> list[float]:
-    """Of the sampled tokens, by one full forward pass of the model itself."""
+    """Log-probs of the sampled tokens from one forward pass of the transformers model."""
     logits = made(input_ids=torch.tensor([[*prompt, *sampled]]), use_cache=False).logits[0].float()
-    of_each = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-    return [float(row[token]) for row, token in zip(of_each, sampled, strict=True)]
+    logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    return [float(row[token]) for row, token in zip(logprobs, sampled, strict=True)]
 
 
 @torch.no_grad()
 def generated(made: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """What Hugging Face `generate` writes, greedily, never ending early."""
+    """Greedy output of transformers' `generate` with a fixed length."""
     made.generation_config.eos_token_id = None
     inputs = torch.tensor([list(prompt)])
     output = made.generate(

@@ -19,7 +19,7 @@ from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.language_model import EndpointLanguageModel
 from dreamgym.models.endpoint.retry import AttemptFailedError
 from dreamgym.models.http_server import Answer, Asked, HttpServer
-from dreamgym.models.registry import LanguageModels, check_named, find_endpoint
+from dreamgym.models.registry import LanguageModels, check_language_model, find_endpoint
 from dreamgym.models.usage import Spending
 from dreamgym.types import (
     Completion,
@@ -351,10 +351,10 @@ def test_names_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"no endpoint 'strog'; did you mean 'strong'\?"):
         find_endpoint("endpoint:strog", config.endpoints)
     with pytest.raises(ConfigError, match=r"\$STRONG_KEY, which is not set"):
-        check_named("endpoint:strong", config)
+        check_language_model("endpoint:strong", config)
     monkeypatch.setenv("STRONG_KEY", "sk-1")
     with pytest.raises(ConfigError, match="needs its input_price and output_price"):
-        check_named("endpoint:strong", config)
+        check_language_model("endpoint:strong", config)
     with pytest.raises(ConfigError, match="expected hf:NAME_OR_PATH, endpoint:NAME"):
-        check_named("gpt", config)
+        check_language_model("gpt", config)
     assert find_endpoint("a@b@http://localhost:2/v1", {}).model == "a@b"

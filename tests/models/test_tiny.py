@@ -1,4 +1,4 @@
-"""A tokenizer and a model from nothing: every text survives, words are tokens, files are standard."""
+"""Tests of the corpus tokenizer and the small models: round trips, vocabulary, sizes, files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tokens(text: str) -> list[int]:
 
 
 @given(text=st.text())
-def test_every_string_survives_the_way_there_and_back(text: str) -> None:
+def test_decoding_the_encoding_of_any_string_returns_the_string(text: str) -> None:
     tokenizer = small_models.tokenizer()
     encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
     assert tokenizer.decode(encoded) == text
@@ -38,13 +38,13 @@ def test_a_rare_word_is_not_split_into_frequent_ones() -> None:
     assert len(tokenizer("sidein", add_special_tokens=False).input_ids) == 2
 
 
-def test_numbers_and_marks_are_tokens_of_their_own() -> None:
+def test_numbers_and_punctuation_are_separate_tokens() -> None:
     assert len(tokens("shelf 12, drawer 2.")) == 6
     assert len(tokens("shelf12")) == 2
     assert len(tokens("\n\n")) == 2
 
 
-def test_a_vocabulary_keeps_its_limit_and_the_most_frequent_words() -> None:
+def test_a_vocabulary_holds_the_most_frequent_words_up_to_its_limit() -> None:
     small = make_tokenizer(["look " * 9 + "at at at the fridge"], vocab_size=263)
     assert len(small) == 263
     assert len(small("look look at at", add_special_tokens=False).input_ids) == 4
@@ -53,14 +53,14 @@ def test_a_vocabulary_keeps_its_limit_and_the_most_frequent_words() -> None:
         make_tokenizer(["look"], vocab_size=100)
 
 
-def test_a_corpus_without_words_gives_bytes() -> None:
+def test_the_vocabulary_of_an_empty_corpus_is_bytes() -> None:
     empty = make_tokenizer([])
     assert len(empty) == 259
     assert empty.decode(empty("any text", add_special_tokens=False).input_ids) == "any text"
 
 
 @pytest.mark.parametrize("family", ["lfm2", "llama"])
-def test_presets_have_the_size_they_promise(family: Family) -> None:
+def test_presets_have_the_documented_number_of_parameters(family: Family) -> None:
     for preset, (least, most) in {"nano": (2e4, 1e5), "tiny": (6e5, 9e5), "small": (3.5e6, 5e6)}.items():
         model = make_model(preset, small_models.tokenizer(), family=family)
         assert least < model.num_parameters() < most
@@ -69,7 +69,7 @@ def test_presets_have_the_size_they_promise(family: Family) -> None:
         assert head.data_ptr() == embedding.data_ptr()
 
 
-def test_a_fresh_model_knows_nothing_yet() -> None:
+def test_the_loss_of_an_untrained_model_is_that_of_a_uniform_distribution() -> None:
     for preset in PRESETS:
         model = make_model(preset, small_models.tokenizer())
         inputs = torch.randint(3, 300, (1, 60), generator=torch.Generator().manual_seed(0))
@@ -79,7 +79,7 @@ def test_a_fresh_model_knows_nothing_yet() -> None:
         assert abs(loss - uniform) < 1.0
 
 
-def test_a_seed_fixes_the_weights_and_leaves_other_dice_alone() -> None:
+def test_the_seed_determines_the_weights_and_the_global_generator_is_untouched() -> None:
     def weights(seed: int) -> Any:
         return make_model("nano", small_models.tokenizer(), seed=seed).get_input_embeddings().weight
 
@@ -97,7 +97,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize("family", ["lfm2", "llama"])
-def test_what_is_saved_is_read_by_transformers_itself(family: Family, tmp_path: Path) -> None:
+def test_transformers_loads_a_saved_model(family: Family, tmp_path: Path) -> None:
     model = small_models.model(family)
     save(model, small_models.tokenizer(), tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)

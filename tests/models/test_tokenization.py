@@ -1,4 +1,4 @@
-"""Tokens that were sampled stay what they were, whatever text is put after them."""
+"""Sampled tokens of a conversation are never re-tokenized when text is appended."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def codec() -> TextCodec:
     return TextCodec(small_models.tokenizer())
 
 
-def spelt(text: str) -> list[int]:
-    """In bytes, as a model may sample it and no tokenizer would."""
+def as_bytes(text: str) -> list[int]:
+    """One token per byte: a model may sample this, the tokenizer never produces it."""
     return [int(token) for letter in text for token in small_models.tokenizer()(letter).input_ids[1:]]
 
 
@@ -33,8 +33,8 @@ def recorded(codec: TextCodec, sampled: list[int]) -> tuple[TokenHistory, list[i
     return histories, prompt
 
 
-def test_sampled_tokens_are_kept_when_the_prompt_goes_on(codec: TextCodec) -> None:
-    sampled = spelt("look")
+def test_sampled_tokens_are_kept_when_the_prompt_continues_them(codec: TextCodec) -> None:
+    sampled = as_bytes("look")
     assert len(sampled) == 4
     histories, prompt = recorded(codec, sampled)
     after = histories.tokens_of(PROMPT + "look\nYou see", "c")
@@ -43,24 +43,24 @@ def test_sampled_tokens_are_kept_when_the_prompt_goes_on(codec: TextCodec) -> No
 
 
 def test_a_stop_string_that_was_sampled_is_kept_only_if_the_prompt_has_it(codec: TextCodec) -> None:
-    sampled = [*spelt("look"), *spelt("\n")]
+    sampled = [*as_bytes("look"), *as_bytes("\n")]
     histories, prompt = recorded(codec, sampled)
     assert histories.tokens_of(PROMPT + "look\n>", "c") == prompt + sampled + codec.more(">")
-    assert histories.tokens_of(PROMPT + "look!", "c") == prompt + spelt("look") + codec.more("!")
+    assert histories.tokens_of(PROMPT + "look!", "c") == prompt + as_bytes("look") + codec.more("!")
 
 
-def test_a_closing_token_is_not_part_of_what_comes_next(codec: TextCodec) -> None:
-    histories, prompt = recorded(codec, [*spelt("look"), 1])
-    assert histories.tokens_of(PROMPT + "look\n>", "c") == prompt + spelt("look") + codec.more("\n>")
+def test_an_end_token_is_not_part_of_the_next_prompt(codec: TextCodec) -> None:
+    histories, prompt = recorded(codec, [*as_bytes("look"), 1])
+    assert histories.tokens_of(PROMPT + "look\n>", "c") == prompt + as_bytes("look") + codec.more("\n>")
 
 
 def test_the_same_prompt_again_has_the_same_tokens(codec: TextCodec) -> None:
-    histories, prompt = recorded(codec, spelt("look"))
+    histories, prompt = recorded(codec, as_bytes("look"))
     assert histories.tokens_of(PROMPT, "c") == prompt
 
 
-def test_a_prompt_that_does_not_go_on_is_read_afresh(codec: TextCodec) -> None:
-    histories, _ = recorded(codec, spelt("look"))
+def test_a_prompt_that_does_not_continue_the_last_one_is_tokenized_anew(codec: TextCodec) -> None:
+    histories, _ = recorded(codec, as_bytes("look"))
     assert histories.tokens_of("You see nothing.", "c") == codec.start("You see nothing.")
 
 
@@ -69,18 +69,18 @@ def test_a_prompt_that_does_not_go_on_is_read_afresh(codec: TextCodec) -> None:
     cut=st.integers(0, 12),
     more=st.text(max_size=12),
 )
-def test_a_prompt_that_goes_on_always_says_what_it_says(sampled: list[int], cut: int, more: str) -> None:
+def test_a_continued_prompt_decodes_to_its_text(sampled: list[int], cut: int, more: str) -> None:
     codec = TextCodec(small_models.tokenizer())
     histories, prompt = recorded(codec, sampled)
     following = PROMPT + codec.decode(sampled)[:cut] + more
     tokens = histories.tokens_of(following, "c")
     assert tokens[: len(prompt)] == prompt
-    # Bytes that are no character read as the replacement character, in the sampled text as in ours.
+    # Invalid UTF-8 decodes to the replacement character on both sides.
     assert codec.decode(tokens) == following
 
 
 def like_sentencepiece() -> Any:
-    """A tokenizer that puts a space before whatever it is given and takes it away when it decodes."""
+    """A tokenizer that prepends a space when encoding and removes it when decoding."""
     pieces = ["<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz.\n", "▁a", "▁go", "▁north", "▁see"]
     core = Tokenizer(
         models.Unigram([(piece, -float(len(pieces) - n)) for n, piece in enumerate(pieces)], unk_id=0)
@@ -90,7 +90,7 @@ def like_sentencepiece() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<unk>")  # type: ignore[no-untyped-call]
 
 
-def test_no_space_sneaks_in_where_a_conversation_goes_on() -> None:
+def test_no_space_is_inserted_where_a_conversation_continues() -> None:
     codec = TextCodec(like_sentencepiece())
     histories = TokenHistory(codec)
     prompt = histories.tokens_of("see a", "c")
@@ -102,10 +102,10 @@ def test_no_space_sneaks_in_where_a_conversation_goes_on() -> None:
     assert codec.decode(after) == "see a go north.\nsee"
 
 
-def test_special_tokens_in_a_prompt_are_text_unless_wanted() -> None:
+def test_special_tokens_in_a_prompt_are_text_by_default() -> None:
     text = "go<eos> north"
-    careful = TextCodec(small_models.tokenizer())
-    trusting = TextCodec(small_models.tokenizer(), parse_special_tokens=True)
-    assert 1 not in careful.start(text)
-    assert careful.decode(careful.start(text)) == text
-    assert 1 in trusting.start(text)
+    default = TextCodec(small_models.tokenizer())
+    parsing = TextCodec(small_models.tokenizer(), parse_special_tokens=True)
+    assert 1 not in default.start(text)
+    assert default.decode(default.start(text)) == text
+    assert 1 in parsing.start(text)

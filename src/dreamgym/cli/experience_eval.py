@@ -44,7 +44,7 @@ from dreamgym.evaluation.fidelity import (
 )
 from dreamgym.experience.dataset import held_out
 from dreamgym.experience.rubric_judge import RubricJudge
-from dreamgym.models.registry import check_named, names_language_model
+from dreamgym.models.registry import check_language_model, names_language_model
 from dreamgym.models.usage import stage
 from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.replay.buffer import ReplayBuffer
@@ -143,7 +143,7 @@ def evaluate(
     prompted = names_language_model(run)
     grader = choose_grader(reward, spec)
     if judge is not None:
-        check_named(judge, resolved)
+        check_language_model(judge, resolved)
     if not data and (spec is None or only_held_out):
         raise ConfigError(_unrecorded(resolved.environment.name))
     folder = out or (Path("fidelity") / re.sub(r"[^\w.-]+", "-", run) if prompted else Path(run))

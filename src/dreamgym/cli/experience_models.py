@@ -14,7 +14,7 @@ import typer
 from dreamgym.cli import console
 from dreamgym.config import Config, Part
 from dreamgym.errors import ConfigError, MissingExtraError
-from dreamgym.models.registry import at_address, names_language_model
+from dreamgym.models.registry import names_language_model, with_base_url
 from dreamgym.training.experience_loading import LoadedExperienceModel, open_experience_model
 from dreamgym.training.experience_run import ExperienceRun, inherit_settings
 from dreamgym.types import Trajectory
@@ -58,7 +58,7 @@ def dream_name(dream: str | None, base_url: str | None) -> str | None:
         if base_url is not None:
             raise ConfigError("--base-url belongs to --dream openai:MODEL")
         return None
-    return at_address(dream, base_url)
+    return with_base_url(dream, base_url)
 
 
 def parts_without(*, history: bool, reasoning: bool, demonstrations: bool, sheet: bool) -> tuple[Part, ...]:

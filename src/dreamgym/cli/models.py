@@ -17,7 +17,7 @@ from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import BaseUrl, ConfigFile, Json, Overrides, resolve
 from dreamgym.config import EndpointConfig
 from dreamgym.errors import ConfigError
-from dreamgym.garbage import settled
+from dreamgym.gc_pause import gc_frozen
 
 if TYPE_CHECKING:
     from dreamgym.models.endpoint.capabilities import Finding
@@ -57,11 +57,11 @@ def check(
 
       dreamgym models check --model openai:Qwen/Qwen3-8B --base-url http://localhost:8000/v1
     """
-    from dreamgym.models.registry import at_address, find_endpoint
+    from dreamgym.models.registry import find_endpoint, with_base_url
 
     if (name is None) == (model is None):
         raise ConfigError("expected the name of one endpoint: NAME, or --model NAME")
-    name = at_address(str(name or model), base_url)
+    name = with_base_url(str(name or model), base_url)
     settings = find_endpoint(name, resolve(config, overrides, {}).endpoints)
     found = asyncio.run(_check(name, settings, requests))
     marks = {True: "yes", False: "NO", None: "–"}
@@ -75,9 +75,9 @@ def check(
 
 async def _check(name: str, settings: EndpointConfig, requests: int) -> list[Finding]:
     from dreamgym.models.endpoint.capabilities import check_endpoint
-    from dreamgym.models.registry import plain_name
+    from dreamgym.models.registry import endpoint_name
 
-    plain = plain_name(name)
+    plain = endpoint_name(name)
     found = await check_endpoint(plain, settings, requests=requests)
     return found if any(each.good is False for each in found) else [*found, await _tried(plain, settings)]
 
@@ -196,7 +196,7 @@ async def _serve(source: str, name: str, host: str, port: int, key: str) -> None
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # Windows has none
                 loop.add_signal_handler(number, stopped.set)
-        with settled():
+        with gc_frozen():
             await stopped.wait()
     finally:
         await server.aclose()

@@ -18,7 +18,7 @@ from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.evaluation.statistics import Estimate, mcnemar, paired_difference, share_of_episodes
-from dreamgym.garbage import settled
+from dreamgym.gc_pause import gc_frozen
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.rollout_groups import GroupSettings, PolicyFactory, run_groups
 from dreamgym.rollouts import Limits
@@ -156,7 +156,7 @@ async def evaluate(
     began = time.perf_counter()
     metered = StepCounter(factory, on_end=on_episode)
     tasks = await tasks_of(factory, settings)
-    with settled(), nullcontext() if keep is None else TrajectoryWriter(keep) as writer:
+    with gc_frozen(), nullcontext() if keep is None else TrajectoryWriter(keep) as writer:
         kept = (
             []
             if keep is None or not (writer and writer.ids)

@@ -1,7 +1,7 @@
-"""Language models by name: the one place that knows what ``hf:``, ``endpoint:`` and ``openai:`` mean.
+"""Opens language models by name: ``hf:``, ``endpoint:`` and ``openai:``.
 
-What is named twice is opened once, so that all who ask one endpoint share its limits, and all endpoints of a
-run its budget.
+Each name is opened once per command: all users of an endpoint share its rate limits, and all endpoints of a
+run share its budget.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ LOCAL, ENDPOINT, OPENAI = "hf:", "endpoint:", "openai:"
 REMOTE = (ENDPOINT, OPENAI)
 NAMES = "hf:NAME_OR_PATH, endpoint:NAME, endpoint:MODEL@URL or openai:MODEL"
 """For help texts and messages."""
-_ADDRESS_FROM, _ADDRESS = "OPENAI_BASE_URL", "https://api.openai.com/v1"
-_KEY_FROM = "OPENAI_API_KEY"
-"""Of ``openai:MODEL``, as the official client has it."""
+_BASE_URL_VARIABLE, _BASE_URL = "OPENAI_BASE_URL", "https://api.openai.com/v1"
+_KEY_VARIABLE = "OPENAI_API_KEY"
+"""For ``openai:MODEL``: the variables of the official client."""
 CACHE = "replies.sqlite"
-_UNTOLD_CONTEXT = 8192
+_DEFAULT_CONTEXT = 8192
+"""For local models that declare no limit."""
 
 
 def names_language_model(name: str) -> bool:
-    """Whether this is the name of a language model, and not of something else that can be chosen.
+    """Whether the name has the form of a language model's name (rather than of a built-in choice).
 
     >>> names_language_model("hf:models/chat"), names_language_model("endpoint:strong")
     (True, True)
@@ -47,8 +48,7 @@ def names_language_model(name: str) -> bool:
 
 
 def find_endpoint(name: str, endpoints: Mapping[str, EndpointConfig]) -> EndpointConfig:
-    """The settings behind ``endpoint:NAME``, ``endpoint:MODEL@URL`` (which both go without ``endpoint:``) or
-    ``openai:MODEL``.
+    """Settings of ``endpoint:NAME``, ``endpoint:MODEL@URL`` or ``openai:MODEL``; ``endpoint:`` is optional.
 
     >>> find_endpoint("endpoint:qwen@http://localhost:8000", {}).model
     'qwen'
@@ -56,12 +56,12 @@ def find_endpoint(name: str, endpoints: Mapping[str, EndpointConfig]) -> Endpoin
     'http://localhost:8000'
 
     Raises:
-        ConfigError: there is no such section.
+        ConfigError: the configuration has no such section.
     """
     if name.startswith(OPENAI) and "@" not in name:
-        url = os.environ.get(_ADDRESS_FROM) or _ADDRESS
-        return EndpointConfig(url=url, model=plain_name(name), key_from=_KEY_FROM)
-    name = plain_name(name)
+        url = os.environ.get(_BASE_URL_VARIABLE) or _BASE_URL
+        return EndpointConfig(url=url, model=endpoint_name(name), key_from=_KEY_VARIABLE)
+    name = endpoint_name(name)
     if name in endpoints:
         return endpoints[name]
     model, at, url = name.rpartition("@")
@@ -74,48 +74,48 @@ def find_endpoint(name: str, endpoints: Mapping[str, EndpointConfig]) -> Endpoin
     )
 
 
-def plain_name(name: str) -> str:
-    """An endpoint's name without what says that it is one."""
+def endpoint_name(name: str) -> str:
+    """An endpoint's name without its prefix."""
     return name.removeprefix(ENDPOINT).removeprefix(OPENAI)
 
 
-def at_address(name: str, base_url: str | None) -> str:
-    """A model's name with the address that was given beside it.
+def with_base_url(name: str, base_url: str | None) -> str:
+    """Add the URL of ``--base-url`` to a model's name.
 
-    >>> at_address("openai:qwen", "http://localhost:8000/v1")
+    >>> with_base_url("openai:qwen", "http://localhost:8000/v1")
     'endpoint:qwen@http://localhost:8000/v1'
 
     Raises:
-        ConfigError: the name says already where it is, or that it is nowhere else.
+        ConfigError: the name has a URL already, or is a local model's.
     """
     if base_url is None:
         return name
-    model = plain_name(name)
+    model = endpoint_name(name)
     if name.startswith(LOCAL) or "@" in model:
-        raise ConfigError(f"--base-url {base_url}: expected openai:MODEL beside it, got {name!r}")
+        raise ConfigError(f"--base-url {base_url}: expected openai:MODEL with it, got {name!r}")
     return f"{ENDPOINT}{model}@{base_url}"
 
 
-def check_named(name: str, config: Config) -> None:
-    """Say before anything starts what would be wrong with a language model's name.
+def check_language_model(name: str, config: Config) -> None:
+    """Check a language model's name and its endpoint's settings without a request.
 
     Raises:
-        ConfigError: it is none, or its endpoint is unknown or lacks its key.
+        ConfigError: the name is not a language model's, or its endpoint is unknown or has no API key.
     """
     if not names_language_model(name):
         raise ConfigError(f"expected {NAMES}, got {name!r}")
     if name.startswith(REMOTE):
         settings = find_endpoint(name, config.endpoints)
-        check_settings(plain_name(name), settings, in_money=config.budget.money is not None)
+        check_settings(endpoint_name(name), settings, in_money=config.budget.money is not None)
 
 
 class LanguageModels:
-    """The language models of one command; close it where its event loop runs."""
+    """The open language models of one command. Close it in the event loop that used it."""
 
     def __init__(self, config: Config, *, folder: Path | None = None) -> None:
         """
         Args:
-            folder: of the run. What was spent and the cache of replies are kept there, and gone on with.
+            folder: of the run, for usage and the reply cache. A resumed run continues both.
         """
         self._config = config
         self._folder = folder
@@ -127,21 +127,21 @@ class LanguageModels:
     def open(self, name: str, *, role: str) -> LanguageModel:
         """
         Args:
-            role: who asks (annotator, judge, …): its cost is counted apart.
+            role: of the caller (annotator, judge, …). Usage is counted per role.
 
         Raises:
-            ConfigError: there is no such model.
+            ConfigError: the name is wrong, or the model cannot be loaded.
         """
-        check_named(name, self._config)
+        check_language_model(name, self._config)
         if name.startswith(REMOTE):
             return EndpointLanguageModel(self.endpoint(name), role=role)
         from dreamgym.models.local.chat_template import with_chat_template
 
-        return with_chat_template(self._loaded(name))
+        return with_chat_template(self._load(name))
 
     def endpoint(self, name: str) -> Endpoint:
         settings = find_endpoint(name, self._config.endpoints)
-        name = plain_name(name)
+        name = endpoint_name(name)
         if name not in self._endpoints:
             self._endpoints[name] = Endpoint(
                 name, settings, spending=self.spending, cache=self._cache(settings)
@@ -149,22 +149,22 @@ class LanguageModels:
         return self._endpoints[name]
 
     async def reach(self) -> None:
-        """Say before long work starts that an endpoint which was opened is not there.
+        """Wait until each opened endpoint answers, so that a run fails before long work starts.
 
         Raises:
-            EndpointError: one has not answered in its `start_seconds`.
+            EndpointError: an endpoint does not answer within its `start_seconds`.
         """
         await asyncio.gather(*(endpoint.reach() for endpoint in self._endpoints.values()))
 
     def context(self, name: str) -> int:
-        """Tokens of a prompt and its reply that the model takes."""
+        """The model's limit for prompt and reply together, in tokens."""
         if name.startswith(REMOTE):
             return find_endpoint(name, self._config.endpoints).context
-        made_for = getattr(self._loaded(name).model.config, "max_position_embeddings", None)
-        return made_for or _UNTOLD_CONTEXT
+        limit = getattr(self._load(name).model.config, "max_position_embeddings", None)
+        return limit or _DEFAULT_CONTEXT
 
     async def aclose(self) -> None:
-        """May be called twice."""
+        """Close all models; idempotent."""
         for endpoint in self._endpoints.values():
             await endpoint.aclose()
         for model in self._local.values():
@@ -190,7 +190,7 @@ class LanguageModels:
             self._caches[path] = ReplyCache(path)
         return self._caches[path]
 
-    def _loaded(self, name: str) -> LocalLanguageModel:
+    def _load(self, name: str) -> LocalLanguageModel:
         if name not in self._local:
             from dreamgym.models.local.language_model import LocalLanguageModel
 

@@ -1,8 +1,7 @@
-"""A tokenizer made from the corpus at hand and a small causal LM from scratch, for a CPU and minutes.
+"""A word-level tokenizer built from a corpus, and small causal LMs with random weights that train on a CPU.
 
-The tokenizer knows whole words: copying a fact from the context is then copying a few tokens, which is what a
-small model has to learn. Words it has not met are spelt in bytes, so every string survives the way there and
-back.
+Frequent words are single tokens: copying a fact from the context means copying a few tokens, which a small
+model can learn. Unknown words are encoded as bytes, so encoding and decoding any string returns the string.
 """
 
 from __future__ import annotations
@@ -30,38 +29,37 @@ from dreamgym.errors import ConfigError
 PAD, END, BEGIN = "<pad>", "<eos>", "<bos>"
 SPECIAL_TOKENS = (PAD, END, BEGIN)
 _WORDS = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]| {2,}|\s"
-"""Words, numbers of up to three digits, marks, each with the space before it; other white space. Spaces in a
-row are one piece: counting them is harder to learn than a whole help text."""
+"""Words, numbers of up to three digits and punctuation, each with the space before it; other white space.
+A run of spaces is one token: counting spaces is hard to learn."""
 
 Family = Literal["lfm2", "llama"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """The shape of a small model."""
+    """The dimensions of a small model."""
 
     hidden: int
     layers: int
     heads: int
-    key_heads: int
-    wide: int
-    """Width of the feed-forward part."""
+    kv_heads: int
+    feed_forward: int
     context: int = 2048
 
 
 PRESETS = {
-    "nano": Preset(hidden=32, layers=3, heads=2, key_heads=1, wide=64, context=1024),
-    "tiny": Preset(hidden=128, layers=4, heads=4, key_heads=2, wide=320),
-    "small": Preset(hidden=256, layers=6, heads=8, key_heads=2, wide=640),
+    "nano": Preset(hidden=32, layers=3, heads=2, kv_heads=1, feed_forward=64, context=1024),
+    "tiny": Preset(hidden=128, layers=4, heads=4, kv_heads=2, feed_forward=320),
+    "small": Preset(hidden=256, layers=6, heads=8, kv_heads=2, feed_forward=640),
 }
-"""About 30 thousand, 0.7 and 4.2 million parameters, plus one row of `hidden` per token of the vocabulary."""
+"""About 30 thousand, 0.7 and 4.2 million parameters, plus `hidden` per token of the vocabulary."""
 
 
 def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows the corpus's most frequent words, with and without a space before them.
+    """Build a tokenizer whose vocabulary holds the most frequent words, with and without a leading space.
 
     Args:
-        vocab_size: at most this many tokens; 259 are bytes and special tokens.
+        vocab_size: maximum number of tokens; 259 of them are bytes and special tokens.
     """
     size = vocab_size - len(SPECIAL_TOKENS) - 256
     if size < 0:
@@ -79,7 +77,7 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTo
         counts.update(word for word, _ in split.pre_tokenize_str(text))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = _most_frequent(counts, size)
-    # Equal scores make the fewest pieces win: a known word whole, an unknown one in known parts.
+    # With equal scores the split into the fewest tokens wins: a known word is one token.
     pieces = [(token, 0.0) for token in SPECIAL_TOKENS]
     pieces += [(byte, -1.5) for byte in alphabet]
     pieces += [(word, -1.0) for word in words]
@@ -98,42 +96,41 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTo
 
 
 def number_tokens(tokenizer: Any) -> list[int]:
-    """The tokens of whole numbers with a space before them, as in "drawer 12"."""
-    known = tokenizer.get_vocab().items()
-    return sorted(token for piece, token in known if piece[:1] == "Ġ" and piece[1:].isdecimal())
+    """Token ids of numbers with a leading space, as in "drawer 12"."""
+    vocabulary = tokenizer.get_vocab().items()
+    return sorted(token for piece, token in vocabulary if piece[:1] == "Ġ" and piece[1:].isdecimal())
 
 
 def word_tokens(tokenizer: Any, words: Collection[str]) -> list[int]:
-    """The tokens of these words with a space before them; those that the tokenizer cuts in pieces are left
-    out."""
-    known = tokenizer.get_vocab()
-    return sorted(known[f"Ġ{word}"] for word in words if f"Ġ{word}" in known)
+    """Token ids of the words with a leading space, without the words that take more than one token."""
+    vocabulary = tokenizer.get_vocab()
+    return sorted(vocabulary[f"Ġ{word}"] for word in words if f"Ġ{word}" in vocabulary)
 
 
 def _most_frequent(counts: Counter[str], size: int) -> list[str]:
-    """Words of more than one byte, most frequent first, each with and without a space before it."""
+    """Words of more than one byte, most frequent first, each with and without a leading space."""
     space = "Ġ"
-    both: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for word, count in counts.items():
-        both[word.removeprefix(space)] += count
+        totals[word.removeprefix(space)] += count
     words: list[str] = []
-    for word, _ in sorted(both.items(), key=lambda item: (-item[1], item[0])):
+    for word, _ in sorted(totals.items(), key=lambda item: (-item[1], item[0])):
         words += [form for form in (space + word, word) if len(form) > 1]
     return words[:size]
 
 
 def make_model(preset: str, tokenizer: Any, *, family: Family = "lfm2", seed: int = 0) -> Any:
-    """A causal LM with random weights, fixed by the seed, of the family's class in transformers."""
+    """Create the family's transformers model with random weights, determined by the seed."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}{nearest_name(preset, list(PRESETS))}")
     shape = PRESETS[preset]
     settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": shape.hidden,
-        "intermediate_size": shape.wide,
+        "intermediate_size": shape.feed_forward,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.key_heads,
+        "num_key_value_heads": shape.kv_heads,
         "max_position_embeddings": shape.context,
         "tie_word_embeddings": True,
         "pad_token_id": tokenizer.pad_token_id,
@@ -146,23 +143,23 @@ def make_model(preset: str, tokenizer: Any, *, family: Family = "lfm2", seed: in
         if family == "llama":
             model: Any = LlamaForCausalLM(LlamaConfig(**settings))  # type: ignore[no-untyped-call]
         else:
-            # Each attention layer finds its predecessors already mixed into every token by a convolution,
-            # wide enough to tell "mug 1," from "mug 2," when the thing listed next is looked for.
+            # A convolution mixes the preceding tokens into each token before each attention layer. Its width
+            # of 5 distinguishes "mug 1," from "mug 2," when attention looks up the next item of a list.
             kinds = ["full_attention" if layer % 2 else "conv" for layer in range(shape.layers)]
             settings |= {"layer_types": kinds, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False}
             model = Lfm2ForCausalLM(Lfm2Config(**settings))  # type: ignore[no-untyped-call]
-        _calm_residuals(model, shape.layers)
+        _scale_residual_projections(model, shape.layers)
     return model.eval()
 
 
-def _calm_residuals(model: nn.Module, layers: int) -> None:
-    """Projections back into the residual stream start smaller, so that depth does not raise its size."""
+def _scale_residual_projections(model: nn.Module, layers: int) -> None:
+    """Scale down projections into the residual stream, so that its variance does not grow with depth."""
     for name, parameter in model.named_parameters():
         if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight")):
             parameter.data.mul_((2 * layers) ** -0.5)
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """In the standard Hugging Face format; `LocalLanguageModel.load` and transformers read it."""
+    """Write the Hugging Face format, which `LocalLanguageModel.load` and transformers read."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -23,7 +23,7 @@ from dreamgym.experience.prompted import PromptedExperienceModel
 from dreamgym.experience.reply_format import parse_variation, variation_prompt
 from dreamgym.experience.sheet_sampler import Worlds
 from dreamgym.experience.world_sheet import kinds
-from dreamgym.models.registry import NAMES, LanguageModels, check_named, names_language_model
+from dreamgym.models.registry import NAMES, LanguageModels, check_language_model, names_language_model
 from dreamgym.protocols import Embedder, ExperienceModel, LanguageModel
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.types import Task, Trajectory, WorldSheet
@@ -155,7 +155,7 @@ def generates(config: Config, spec: EnvironmentSpec | None) -> bool:
     if wanted != "experience" and not names_language_model(wanted):
         raise ConfigError(f"expected curriculum.generator auto, none, experience or {NAMES}, got {wanted!r}")
     if wanted != "experience":
-        check_named(wanted, config)
+        check_language_model(wanted, config)
     if dreaming and not able:
         raise ConfigError(
             f"curriculum.generator={wanted!r}: environment {config.environment.name!r} cannot read and check "

@@ -34,7 +34,7 @@ from dreamgym.experience.prompt_formats import (
 from dreamgym.experience.prompted import PromptedExperienceModel, PromptedSettings
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
-from dreamgym.models.registry import NAMES, LanguageModels, check_named, names_language_model
+from dreamgym.models.registry import NAMES, LanguageModels, check_language_model, names_language_model
 from dreamgym.protocols import Embedder, ExperienceModel, Grader
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
@@ -95,7 +95,7 @@ def load_experience_model(
     spec = known_environment(run.environment.name)
     grader = choose_grader(reward, spec)
     if names_language_model(grader):
-        check_named(grader, config)
+        check_language_model(grader, config)
     if prompted:
         check_prompted_model(name, config, grader)
     models = models or LanguageModels(config)
@@ -268,9 +268,9 @@ def check_prompted_model(name: str, config: Config, grader: str) -> None:
     Raises:
         ConfigError: its name, its prompt or its grader cannot be used.
     """
-    check_named(name, config)
+    check_language_model(name, config)
     if names_language_model(grader):
-        check_named(grader, config)
+        check_language_model(grader, config)
     form = format_of(config.prompted, config.environment.name, None)
     if not form.tells_success and grader == MODEL_VERDICT:
         raise ConfigError(

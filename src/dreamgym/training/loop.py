@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import BudgetSpentError
 from dreamgym.evaluation.evaluate import Evaluation
-from dreamgym.garbage import settled
+from dreamgym.gc_pause import gc_frozen
 from dreamgym.models.usage import stage
 from dreamgym.protocols import Learner, TaskSource
 from dreamgym.rollout_groups import Breaker, GroupSettings, PolicyFactory, run_groups
@@ -50,7 +50,7 @@ class Loop:
 
     async def run(self) -> str:
         """Until the last step or the end of the budget; returns why it ended."""
-        with settled():
+        with gc_frozen():
             return await self._steps()
 
     async def _steps(self) -> str:

@@ -21,7 +21,7 @@ from dreamgym.envs.synthetic import StartFor
 from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import Evaluation, EvaluationSettings, evaluate
 from dreamgym.files import atomic_directory, write_text
-from dreamgym.models.registry import LanguageModels, check_named, names_language_model
+from dreamgym.models.registry import LanguageModels, check_language_model, names_language_model
 from dreamgym.models.usage import Spending, stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
 from dreamgym.rollout_groups import Breaker, GroupSettings
@@ -104,7 +104,7 @@ def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
         elif chosen.experience is not None:
             inherit_settings(config, chosen.experience)  # refuses another environment
         if names_language_model(grader):
-            check_named(grader, config)
+            check_language_model(grader, config)
         if agent.enforce_actions or agent.show_actions != "never":
             raise ConfigError(
                 "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the "
