@@ -221,7 +221,7 @@ class CostlyDream:
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
         wanted, like = RetrievalFilter(environment=Household.ENVIRONMENT), next(self._asked)
-        shown = await self._buffer.search(like.state.text, like.action, k=4, filters=wanted)
+        (shown,) = await self._buffer.search([(like.state.text, like.action)], k=4, filters=[wanted])
         asked = question(
             task, sheet, history, state.text, action, shown, settings=PromptSettings(actor="agent", history=1)
         )

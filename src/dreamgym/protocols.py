@@ -199,12 +199,21 @@ class Embedder(Protocol):
 
 
 class Retriever(Protocol):
-    """Finds the demonstrations for a batch of keys."""
+    """Finds past transitions that resemble a (state, action).
 
-    async def nearest(
-        self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter]
+    Example::
+
+        wanted = RetrievalFilter(environment="alfworld", exclude_task=task.id)
+        [demonstrations] = await retriever.search([(state.text, action)], k=4, filters=[wanted])
+    """
+
+    async def search(
+        self, queries: Sequence[tuple[str, str]], *, k: int, filters: Sequence[RetrievalFilter]
     ) -> list[list[Demonstration]]:
-        """One list per key, most similar first, at most `k` long; `filters` has one entry per key."""
+        """For each (state text, action) at most `k` demonstrations, most similar first.
+
+        `filters` has one entry per query and is applied before the k are chosen.
+        """
         ...
 
 

@@ -22,7 +22,6 @@ from dreamgym.experience.reply_format import (
     variation_text,
 )
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embedders import make_embedder
 from dreamgym.types import Annotation, Trajectory
 
 SETTINGS = PromptSettings(actor=AGENT)
@@ -56,11 +55,10 @@ async def test_demonstrations_never_come_from_the_examples_own_task(
     with ReplayBuffer.open(tmp_path / "replay.sqlite") as buffer:
         for trajectory in recorded[:4]:
             await buffer.add(trajectory)
-        embedder = make_embedder("lexical")
         alone = [
             example
             async for example in examples(
-                recorded[:1], HouseholdAnnotator(), settings=SETTINGS, memory=(embedder, buffer)
+                recorded[:1], HouseholdAnnotator(), settings=SETTINGS, retriever=buffer
             )
         ]
         own = {t.outcome.next_state.text for t in recorded[0].transitions}

@@ -21,7 +21,6 @@ from dreamgym.experience.reply_format import PromptSettings, reply_text, start_t
 from dreamgym.experience.rewards import Judge, ModelVerdict, SheetCheck
 from dreamgym.protocols import Environment, Grader
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embedders import make_embedder
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import CompletionRequest, FailureKind, Note, Outcome, State, Task, Trajectory, WorldSheet
 
@@ -214,9 +213,7 @@ async def test_demonstrations_come_from_the_buffer_and_never_from_the_same_task(
             await buffer.add(each)
         trajectory = recorded[0]
         model = await script_of(trajectory)
-        experience = ReasoningExperienceModel(
-            model, name="test", settings=SETTINGS, memory=(make_embedder("lexical"), buffer)
-        )
+        experience = ReasoningExperienceModel(model, name="test", settings=SETTINGS, retriever=buffer)
         assert trajectory.sheet is not None
         first = trajectory.transitions[0]
         await experience.imagine_start(trajectory.task, trajectory.sheet)

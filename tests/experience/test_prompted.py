@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.experience.prompt_formats import AgentWorldFormat, JsonFormat, WebWorldFormat, world_prompt
 from dreamgym.experience.prompted import PromptedExperienceModel, PromptedSettings
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
-from dreamgym.protocols import Keys
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import (
     Completion,
@@ -75,18 +73,11 @@ class Shelf:
             for number, each in enumerate(found)
         ]
 
-    async def nearest(
-        self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter]
+    async def search(
+        self, queries: Sequence[tuple[str, str]], *, k: int, filters: Sequence[RetrievalFilter]
     ) -> list[list[Demonstration]]:
         self.filters += filters
         return [self._found[:k]]
-
-
-class Blind:
-    identity, dimension = "blind", 1
-
-    async def embed(self, pairs: Sequence[tuple[str, str]]) -> Keys:
-        return np.ones((len(pairs), 1), dtype=np.float32)
 
 
 def model(
@@ -226,7 +217,7 @@ async def test_demonstrations_are_of_other_tasks_and_the_least_alike_make_room_f
     async def shown(characters: int | None) -> tuple[Prediction, str]:
         dreamer, spoken = model(
             reply(),
-            memory=(Blind(), shelf),
+            retriever=shelf,
             settings=PromptedSettings(demonstrations=6, characters=characters),
         )
         return await predict(dreamer, history=past), spoken.requests[0].prompt
@@ -247,7 +238,7 @@ async def test_parts_can_be_left_out() -> None:
     shelf = Shelf(transition("search pan", "Found a pan."))
     dreamer, spoken = model(
         reply(),
-        memory=(Blind(), shelf),
+        retriever=shelf,
         settings=PromptedSettings(history=0, demonstrations=0, sheet=False),
         form=JsonFormat(environment="shop", world="A shop.", reasoning=False),
     )

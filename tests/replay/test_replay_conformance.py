@@ -24,7 +24,7 @@ async def find(
     buffer: ReplayBuffer, trajectory: Trajectory, position: int, k: int = 1
 ) -> list[Demonstration]:
     step = trajectory.transitions[position]
-    return await buffer.search(step.state.text, step.action, k=k, filters=HOUSEHOLD)
+    return (await buffer.search([(step.state.text, step.action)], k=k, filters=[HOUSEHOLD]))[0]
 
 
 async def test_what_was_added_is_found_at_once_and_after_reopening(store: str) -> None:
@@ -278,3 +278,16 @@ async def test_one_batch_of_64_answers_like_64_single_searches(store: str) -> No
         waiting = [buffer.nearest(keys[n : n + 1], k=1 + n % 5, filters=[filters[n]]) for n in range(64)]
         gathered = await asyncio.gather(*waiting)
         assert [each[0] for each in gathered] == [hits[: 1 + n % 5] for n, hits in enumerate(together)]
+
+
+async def test_a_buffer_limits_synthetic_rows_unless_the_filter_has_a_limit(store: str) -> None:
+    with ReplayBuffer.open(store, max_synthetic=1) as buffer:
+        for number in range(3):
+            await buffer.add(episode(number, source="synthetic"))
+            await buffer.add(episode(number))
+        found = await find(buffer, episode(0), 0, k=6)
+        assert [each.provenance.source for each in found].count("synthetic") == 1
+        step = episode(0).transitions[0]
+        own = dataclasses.replace(HOUSEHOLD, max_synthetic=3)
+        (found,) = await buffer.search([(step.state.text, step.action)], k=6, filters=[own])
+        assert [each.provenance.source for each in found].count("synthetic") == 3

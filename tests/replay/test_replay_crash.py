@@ -48,8 +48,8 @@ async def missing(store: str, acknowledged: list[str]) -> list[str]:
         lost = [name for name, steps in expected.items() if known.get(name) != set(range(steps))]
         for name in random.Random(0).sample(sorted(expected), 3):
             step = episode(int(name.rpartition("-")[2]), steps=expected[name]).transitions[0]
-            found = await buffer.search(
-                step.state.text, step.action, k=3, filters=RetrievalFilter(environment="household")
+            (found,) = await buffer.search(
+                [(step.state.text, step.action)], k=3, filters=[RetrievalFilter(environment="household")]
             )
             lost += [] if any(name == each.trajectory_id for each in found) else [f"{name} is not found"]
     return lost
@@ -90,11 +90,10 @@ def test_two_processes_write_while_a_third_reads(tmp_path: Path) -> None:
             assert reader.repaired is None  # a log in use is not mistaken for one left by a crash
             seen = []
             for _ in range(5):
-                found = await reader.search(
-                    "You arrive at desk 1.",
-                    "look",
+                (found,) = await reader.search(
+                    [("You arrive at desk 1.", "look")],
                     k=50_000,
-                    filters=RetrievalFilter(environment="household"),
+                    filters=[RetrievalFilter(environment="household")],
                 )
                 seen.append(len(found))
                 assert len({each.transition_id for each in found}) == len(found)

@@ -26,7 +26,7 @@ from dreamgym.models.local.chat_template import ChatLanguageModel, with_chat_tem
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.training.annotators import choose_annotator, explained
-from dreamgym.training.experience_loading import load_experience_model, own_memory
+from dreamgym.training.experience_loading import load_experience_model, own_buffer
 from dreamgym.types import (
     Annotation,
     CompletionRequest,
@@ -94,8 +94,8 @@ async def test_ingested_traces_of_an_unknown_environment_become_a_model_that_ans
     assert "shop: no rules to explain its trajectories by" in " ".join(done.stderr.split())
     result = json.loads(done.stdout)
     assert (result["annotator"], result["unexplained"], result["steps"]) == ("plain", 0, 4)
-    with own_memory(tmp_path / "run") as memory:
-        experience = load_experience_model(tmp_path / "run", memory=memory).model
+    with own_buffer(tmp_path / "run") as buffer:
+        experience = load_experience_model(tmp_path / "run", retriever=buffer).model
         first = next(iter(read_trajectories(shop)))
         with contextlib.suppress(EpisodeFailedError):  # four steps teach little: a typed failure is fine too
             made = await experience.predict(first.task, WorldSheet(facts=()), [], first.start, "search mug")

@@ -27,7 +27,6 @@ from dreamgym.experience.annotate import AnnotateReport
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Annotator
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embedders import make_embedder
 from dreamgym.training.annotators import PLAIN, choose_annotator, explained
 
 app = typer.Typer(
@@ -168,8 +167,7 @@ async def _train(
     from dreamgym.training.experience import teach
 
     annotator, actor, missing = await _explained(config, sources, out, wanted, annotations)
-    embedder = make_embedder(config.replay.embedder)
-    store = None if buffer is None else ReplayBuffer.open(buffer, embedder=embedder, create=False)
+    store = None if buffer is None else ReplayBuffer.open_configured(buffer, config.replay, create=False)
     try:
         with console.progress() as bar:
             job = bar.add_task("teaching", total=config.experience.steps, note="reading trajectories")
@@ -184,7 +182,7 @@ async def _train(
                 annotator,
                 out,
                 actor=actor,
-                memory=None if store is None else (embedder, store),
+                retriever=store,
                 on_progress=tell,
             )
     finally:

@@ -48,7 +48,6 @@ from dreamgym.models.registry import check_language_model, names_language_model
 from dreamgym.models.usage import stage
 from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embedders import make_embedder
 from dreamgym.training.annotators import same_annotator
 from dreamgym.training.experience_loading import (
     LoadedExperienceModel,
@@ -209,9 +208,9 @@ def _buffer_of(
         return
     with TemporaryDirectory() as place:
         store = str(Path(place) / "replay.sqlite")
-        with ReplayBuffer.open(store, embedder=make_embedder(config.replay.embedder)) as memory:
+        with ReplayBuffer.open(store, embedder=config.replay.embedder) as own:
             for trajectory in others:
-                runner.run(memory.add(trajectory))
+                runner.run(own.add(trajectory))
         yield store
 
 

@@ -27,7 +27,7 @@ from dreamgym.experience.reply_format import (
 )
 from dreamgym.experience.sheet_sampler import room_of
 from dreamgym.experience.world_sheet import apply
-from dreamgym.protocols import Annotator, Embedder, Retriever
+from dreamgym.protocols import Annotator, Retriever
 from dreamgym.types import Annotation, Demonstration, Fact, RetrievalFilter, Trajectory, WorldSheet
 
 _TOGETHER = 16
@@ -53,11 +53,11 @@ async def examples(
     annotator: Annotator,
     *,
     settings: PromptSettings,
-    memory: tuple[Embedder, Retriever] | None = None,
+    retriever: Retriever | None = None,
 ) -> AsyncIterator[Example]:
     """The examples of these trajectories, in order; those without a world sheet are told without one."""
     for group in _groups(trajectories):
-        shown = await _demonstrations(group, settings, memory)
+        shown = await _demonstrations(group, settings, retriever)
         for trajectory in group:
             annotation = await annotator.annotate(trajectory)
             for example in _of(trajectory, annotation, settings, shown):
@@ -180,15 +180,14 @@ def _of(
 
 
 async def _demonstrations(
-    group: Sequence[Trajectory], settings: PromptSettings, memory: tuple[Embedder, Retriever] | None
+    group: Sequence[Trajectory], settings: PromptSettings, retriever: Retriever | None
 ) -> Iterator[Sequence[Demonstration]]:
-    if memory is None or not settings.demonstrations:
+    if retriever is None or not settings.demonstrations:
         return itertools.repeat(())
-    embedder, retriever = memory
     steps = [(each.task, transition) for each in group for transition in each.transitions]
-    keys = await embedder.embed([(transition.state.text, transition.action) for _, transition in steps])
+    queries = [(transition.state.text, transition.action) for _, transition in steps]
     wanted = [RetrievalFilter(environment=task.environment, exclude_task=task.id) for task, _ in steps]
-    return iter(await retriever.nearest(keys, k=settings.demonstrations, filters=wanted))
+    return iter(await retriever.search(queries, k=settings.demonstrations, filters=wanted))
 
 
 def _groups(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.postprocess import Memory, Told, conclude, demonstrations
+from dreamgym.experience.postprocess import Told, conclude, demonstrations
 from dreamgym.experience.reasoning_checks import corrected, told_facts
 from dreamgym.experience.reply_format import (
     PromptSettings,
@@ -26,7 +26,7 @@ from dreamgym.experience.reply_format import (
     start_prompt,
 )
 from dreamgym.experience.rewards import ModelVerdict
-from dreamgym.protocols import Grader, LanguageModel
+from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -54,8 +54,7 @@ class ReasoningExperienceModel:
         name: str,
         settings: PromptSettings,
         grader: Grader | None = None,
-        memory: Memory | None = None,
-        max_synthetic: int | None = None,
+        retriever: Retriever | None = None,
         refusals: Collection[str] = (),
         attempts: int = 3,
         max_tokens: int = 400,
@@ -63,8 +62,7 @@ class ReasoningExperienceModel:
     ) -> None:
         """
         Args:
-            memory: where demonstrations come from; without it none are shown.
-            max_synthetic: how many of the demonstrations may be synthetic.
+            retriever: where demonstrations come from; without it none are shown.
             refusals: the texts by which the environment says no: whatever else the reply claims then, nothing
                 changes and nothing is earned.
             attempts: how often an unreadable reply is asked for again, in all.
@@ -75,8 +73,7 @@ class ReasoningExperienceModel:
         self._model = model
         self._settings = settings
         self._grader = grader or ModelVerdict()
-        self._memory = memory
-        self._max_synthetic = max_synthetic
+        self._retriever = retriever
         self._refusals = frozenset(refusals)
         self._attempts = attempts
         self._max_tokens = max_tokens
@@ -107,9 +104,8 @@ class ReasoningExperienceModel:
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
         shown = await demonstrations(
-            *(self._memory, task, state, action),
+            *(self._retriever, task, state, action),
             k=self._settings.demonstrations,
-            max_synthetic=self._max_synthetic,
         )
         question = prompt(task, sheet, history, state.text, action, shown, settings=self._settings)
         reply, completion = await self._reply(question)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from dreamgym.experience.world_sheet import apply
-from dreamgym.protocols import Embedder, Grader, Retriever
+from dreamgym.protocols import Grader, Retriever
 from dreamgym.types import (
     Change,
     Demonstration,
@@ -19,7 +19,6 @@ from dreamgym.types import (
     WorldSheet,
 )
 
-Memory = tuple[Embedder, Retriever]
 _NOTHING = Change()
 
 
@@ -80,18 +79,15 @@ async def conclude(
 
 
 async def demonstrations(
-    memory: Memory | None,
+    retriever: Retriever | None,
     task: Task,
     state: State,
     action: str,
     *,
     k: int,
-    max_synthetic: int | None = None,
 ) -> Sequence[Demonstration]:
     """The nearest past transitions, never of the same task."""
-    if memory is None or not k:
+    if retriever is None or not k:
         return ()
-    embedder, retriever = memory
-    keys = await embedder.embed([(state.text, action)])
-    wanted = RetrievalFilter(environment=task.environment, exclude_task=task.id, max_synthetic=max_synthetic)
-    return (await retriever.nearest(keys, k=k, filters=[wanted]))[0]
+    wanted = RetrievalFilter(environment=task.environment, exclude_task=task.id)
+    return (await retriever.search([(state.text, action)], k=k, filters=[wanted]))[0]

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.experience.postprocess import Memory, Told, conclude, demonstrations
+from dreamgym.experience.postprocess import Told, conclude, demonstrations
 from dreamgym.experience.prompt_formats import Form, Question, Situation, filled
 from dreamgym.experience.rewards import ModelVerdict
-from dreamgym.protocols import Grader, LanguageModel
+from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -57,15 +57,14 @@ class PromptedExperienceModel:
         form: Form,
         settings: PromptedSettings | None = None,
         grader: Grader | None = None,
-        memory: Memory | None = None,
-        max_synthetic: int | None = None,
+        retriever: Retriever | None = None,
         refusals: Collection[str] = (),
         starts: Mapping[str, State] | None = None,
     ) -> None:
         """
         Args:
             grader: by default the model's own word, where the form has one.
-            memory: where demonstrations come from; without it none are shown.
+            retriever: where demonstrations come from; without it none are shown.
             starts: first states by the ids of their tasks, where they are known; others are imagined.
 
         Raises:
@@ -81,8 +80,7 @@ class PromptedExperienceModel:
         self._form = form
         self._settings = settings or PromptedSettings()
         self._grader = grader or ModelVerdict()
-        self._memory = memory
-        self._max_synthetic = max_synthetic
+        self._retriever = retriever
         self._refusals = frozenset(refusals)
         self._starts = starts or {}
 
@@ -116,9 +114,8 @@ class PromptedExperienceModel:
         """
         settings = self._settings
         shown = await demonstrations(
-            *(self._memory, task, state, action),
+            *(self._retriever, task, state, action),
             k=settings.demonstrations,
-            max_synthetic=self._max_synthetic,
         )
         situation = Situation(
             task=task,

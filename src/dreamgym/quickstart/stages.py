@@ -25,7 +25,7 @@ from dreamgym.files import write_text
 from dreamgym.quickstart.plan import DREAMGYM, SFT, Plan
 from dreamgym.training.agent import opened_agent
 from dreamgym.training.annotators import choose_annotator
-from dreamgym.training.experience_loading import load_experience_model, own_memory
+from dreamgym.training.experience_loading import load_experience_model, own_buffer
 from dreamgym.training.metrics import read_metrics
 from dreamgym.training.run_dir import CONFIG, METRICS, SUMMARY, read_config
 from dreamgym.types import Trajectory
@@ -81,8 +81,8 @@ async def measured(
     annotator = await choose_annotator(None, spec, trajectories, default_annotations=run / "annotations")
     factory = open_environment(plan.env, plan.world.options)
     try:
-        with own_memory(run) as memory:
-            loaded = load_experience_model(run, memory=memory)
+        with own_buffer(run) as buffer:
+            loaded = load_experience_model(run, retriever=buffer)
             settings = FidelitySettings(seed=seed)
             found = await measure_fidelity(
                 loaded.model, annotator, trajectories, factory=factory, settings=settings, on_stage=on_stage

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from dreamgym.config import ReplayConfig
 from dreamgym.errors import ConfigError, DataError, StoreError
 from dreamgym.protocols import Embedder, Keys
 from dreamgym.replay.batcher import Batcher
@@ -73,11 +74,13 @@ class ReplayBuffer:
         embedder: Embedder | None,
         *,
         capacity: int | None = None,
+        max_synthetic: int | None = None,
     ) -> None:
         self._log = log
         self._view = view
         self._embedder = embedder
         self._capacity = capacity
+        self._max_synthetic = max_synthetic
         self._learn_identity()
         self._view.refresh(log)
         self._writer = Batcher[Addition, int](f"{log.name} (writing)", self._commit)
@@ -94,6 +97,7 @@ class ReplayBuffer:
         index: IndexKind = "auto",
         exact_limit: int = 300_000,
         capacity: int | None = None,
+        max_synthetic: int | None = None,
         create: bool = True,
     ) -> Self:
         """Open a store, or create it.
@@ -105,6 +109,7 @@ class ReplayBuffer:
             index: how the view searches; `auto` is exact up to `exact_limit` rows of one environment and
                 source, and approximate above.
             capacity: rows kept; beyond it the oldest synthetic rows go, and real ones only when none is left.
+            max_synthetic: at most this many of a search's k rows are synthetic, unless its filter says.
             create: False to refuse a store that does not exist.
 
         Raises:
@@ -115,11 +120,24 @@ class ReplayBuffer:
         chosen = make_embedder(embedder) if isinstance(embedder, str) else embedder
         log, view = _open(str(store), chosen, create=create, index=index, exact_limit=exact_limit)
         try:
-            return cls(log, view, chosen, capacity=capacity)
+            return cls(log, view, chosen, capacity=capacity, max_synthetic=max_synthetic)
         except BaseException:
             view.close()
             log.close()
             raise
+
+    @classmethod
+    def open_configured(cls, store: str | Path, settings: ReplayConfig, *, create: bool = True) -> Self:
+        """`open` with a run's settings."""
+        return cls.open(
+            store,
+            embedder=settings.embedder,
+            index=settings.index,
+            exact_limit=settings.exact_limit,
+            capacity=settings.capacity,
+            max_synthetic=settings.max_synthetic,
+            create=create,
+        )
 
     @property
     def repaired(self) -> str | None:
@@ -164,21 +182,26 @@ class ReplayBuffer:
     async def nearest(
         self, keys: Keys, *, k: int, filters: Sequence[RetrievalFilter]
     ) -> list[list[Demonstration]]:
-        """See `Retriever`. Calls that wait at the same time are answered together."""
+        """Like `search`, by keys that `embed` made. Concurrent calls are answered as one batch."""
         if keys.shape != (len(filters), self._dimension):
             raise DataError(f"expected keys of shape {(len(filters), self._dimension)}, got {keys.shape}")
         if k < 1:
             raise DataError(f"expected k of at least 1, got {k}")
         if not filters:
             return []
+        if self._max_synthetic is not None:
+            filters = [
+                each if each.max_synthetic is not None else replace(each, max_synthetic=self._max_synthetic)
+                for each in filters
+            ]
         search = _Search(keys=np.array(keys, np.float32), k=k, filters=filters, embedder=self._identity)
         return await asyncio.wrap_future(self._searcher.submit(search))
 
     async def search(
-        self, state: str, action: str, *, k: int = 4, filters: RetrievalFilter
-    ) -> list[Demonstration]:
-        """The k nearest to one (state text, action)."""
-        return (await self.nearest(await self.embed([(state, action)]), k=k, filters=[filters]))[0]
+        self, queries: Sequence[tuple[str, str]], *, k: int, filters: Sequence[RetrievalFilter]
+    ) -> list[list[Demonstration]]:
+        """See `Retriever`: the k nearest rows to each (state text, action)."""
+        return await self.nearest(await self.embed(queries), k=k, filters=filters)
 
     async def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
         """The stored positions of these trajectories: what need not be embedded and added again."""

@@ -15,7 +15,6 @@ from dreamgym.experience.sheet_sampler import CanSucceed
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embedders import make_embedder
 from dreamgym.replay.store import records
 from dreamgym.training.dream import RecordedStarts
 from dreamgym.training.experience_loading import demonstrations_shown, known_starts, load_experience_model
@@ -133,12 +132,11 @@ def _experience_model(
     name = config.train.experience
     if name is None:
         raise ConfigError("expected train.experience to name the run of an experience model")
-    memory = (make_embedder(config.replay.embedder), buffer) if buffer is not None else None
     loaded = load_experience_model(
         name,
         config,
         reward=config.train.reward,
-        memory=memory,
+        retriever=buffer,
         models=given.models,
         starts=known_starts(recorded),
         cached_replies=_CACHED_REPLIES,
@@ -169,15 +167,7 @@ async def _open_buffer(
     settings, shown = config.replay, _shown(config, given)
     if not config.train.update_replay_buffer and not shown:
         return None
-    buffer = stack.enter_context(
-        ReplayBuffer.open(
-            folder.path / BUFFER,
-            embedder=make_embedder(settings.embedder),
-            index=settings.index,
-            exact_limit=settings.exact_limit,
-            capacity=settings.capacity,
-        )
-    )
+    buffer = stack.enter_context(ReplayBuffer.open_configured(folder.path / BUFFER, settings))
     if shown:
         known = await buffer.known([each.id for each in offline])
         missing = [each for each in offline if len(known.get(each.id, ())) < len(each)]

@@ -19,14 +19,13 @@ from dreamgym.experience.finetune import Encoder, FinetuneSettings, Finetuning, 
 from dreamgym.experience.hindsight import with_sheet
 from dreamgym.experience.reply_format import OPENINGS
 from dreamgym.files import atomic_directory, lock_directory, write_text
-from dreamgym.protocols import Annotator, Embedder, Retriever
+from dreamgym.protocols import Annotator, Retriever
 from dreamgym.training.annotators import explained
-from dreamgym.training.experience_loading import own_memory, prompt_settings
+from dreamgym.training.experience_loading import own_buffer, prompt_settings
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.training.model_setup import load_model
 from dreamgym.types import Trajectory
 
-Memory = tuple[Embedder, Retriever]
 LONGEST = 1024
 """Tokens of an example, unless the model reads fewer."""
 
@@ -38,14 +37,14 @@ async def teach(
     folder: Path,
     *,
     actor: str | None = None,
-    memory: Memory | None = None,
+    retriever: Retriever | None = None,
     on_progress: OnProgress | None = None,
 ) -> Progress:
     """Teach an experience model from recorded trajectories; a folder that was begun is gone on with.
 
     Args:
         actor: the agent's name among the facts, where the environment gives it one.
-        memory: where demonstrations come from, if the settings ask for any; a replay buffer of the very
+        retriever: where demonstrations come from, if the settings ask for any; a replay buffer of the very
             trajectories is made in the folder if none is given.
 
     Raises:
@@ -53,7 +52,7 @@ async def teach(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with lock_directory(folder):
-        return await _teach(config, data, annotator, folder, actor, memory, on_progress)
+        return await _teach(config, data, annotator, folder, actor, retriever, on_progress)
 
 
 async def _teach(
@@ -62,7 +61,7 @@ async def _teach(
     annotator: Annotator,
     folder: Path,
     actor: str | None,
-    memory: Memory | None,
+    retriever: Retriever | None,
     on_progress: OnProgress | None,
 ) -> Progress:
     settings = config.experience
@@ -72,13 +71,13 @@ async def _teach(
     made_with = ExperienceRun.of(config, spec, annotator=annotator.name, splits=splits)
     made_with = made_with.with_data(folder, data).model_copy(update={"actor": actor})
     made_with.check_resumes(folder)
-    if settings.demonstrations and memory is None:
-        with own_memory(folder, config.replay.embedder) as own:
+    if settings.demonstrations and retriever is None:
+        with own_buffer(folder, config.replay.embedder) as own:
             for trajectory in recorded:
-                await own[1].add(trajectory)
+                await own.add(trajectory)
             training, validation = await _examples(config, recorded, annotator, actor, own)
     else:
-        training, validation = await _examples(config, recorded, annotator, actor, memory)
+        training, validation = await _examples(config, recorded, annotator, actor, retriever)
     names = spec.exchangeable if spec is not None else ()
     student = load_model(settings, [*training, *validation], config.seed, names=names)
     run = Finetuning(
@@ -124,13 +123,13 @@ async def _examples(
     recorded: Sequence[Trajectory],
     annotator: Annotator,
     actor: str | None,
-    memory: Memory | None,
+    retriever: Retriever | None,
 ) -> tuple[list[Example], list[Example]]:
     settings = prompt_settings(config.experience, actor, config.environment.name)
     recorded = [with_sheet(found) for found in explained(recorded, annotator)]
     kept_back = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])
-    async for example in examples(recorded, annotator, settings=settings, memory=memory):
+    async for example in examples(recorded, annotator, settings=settings, retriever=retriever):
         parts[example.trajectory_id in kept_back].append(example)
     known = [found for found in recorded if found.id not in kept_back]
     return [*balanced(spared(parts[0])), *variations(known, seed=config.seed)], parts[1]

@@ -23,7 +23,6 @@ from dreamgym.config import (
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
 from dreamgym.experience.model import ReasoningExperienceModel
-from dreamgym.experience.postprocess import Memory
 from dreamgym.experience.prompt_formats import (
     AgentWorldFormat,
     Form,
@@ -35,9 +34,8 @@ from dreamgym.experience.prompted import PromptedExperienceModel, PromptedSettin
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
 from dreamgym.models.registry import NAMES, LanguageModels, check_language_model, names_language_model
-from dreamgym.protocols import Embedder, ExperienceModel, Grader
+from dreamgym.protocols import ExperienceModel, Grader, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embedders import make_embedder
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.types import State, Trajectory
 
@@ -67,7 +65,7 @@ def load_experience_model(
     config: Config | None = None,
     *,
     reward: str | None = None,
-    memory: Memory | None = None,
+    retriever: Retriever | None = None,
     models: LanguageModels | None = None,
     starts: Mapping[str, State] | None = None,
     without: Collection[Part] = (),
@@ -79,7 +77,7 @@ def load_experience_model(
         name: the run directory of a fine-tuned model, or the name of a language model to prompt.
         config: settings of a prompted model and of endpoints; of its environment if the name is no run.
         reward: the grader, see `choose_grader`.
-        memory: where demonstrations come from; needed if the run was fine-tuned with any.
+        retriever: where demonstrations come from; needed if the run was fine-tuned with any.
         models: opens language models by name; the caller closes it.
         starts: first states that a prompted model need not imagine, see `known_starts`.
         without: parts of the prompt or the reply to leave out.
@@ -103,12 +101,11 @@ def load_experience_model(
     model: ExperienceModel
     if prompted:
         model = open_prompted_model(
-            *(name, models, config, spec), grader=grading, memory=memory, starts=starts, without=without
+            *(name, models, config, spec), grader=grading, retriever=retriever, starts=starts, without=without
         )
     else:
         model = _load_fine_tuned(
-            *(Path(name), run, grading, memory, without),
-            max_synthetic=config.replay.max_synthetic,
+            *(Path(name), run, grading, retriever, without),
             cached_replies=cached_replies,
         )
     return LoadedExperienceModel(model=model, run=run, grader=grader, prompted=prompted, models=models)
@@ -146,28 +143,16 @@ def open_experience_model(
     with ExitStack() as stack:
         if buffer is None and not names_language_model(name) and (Path(name) / OWN_BUFFER).exists():
             buffer = Path(name) / OWN_BUFFER
-        memory: Memory | None = None
+        retriever: Retriever | None = None
         if buffer is not None and shown:
-            embedder = make_embedder(config.replay.embedder)
-            memory = (
-                embedder,
-                stack.enter_context(
-                    ReplayBuffer.open(
-                        buffer,
-                        embedder=embedder,
-                        index=config.replay.index,
-                        exact_limit=config.replay.exact_limit,
-                        create=False,
-                    )
-                ),
-            )
+            retriever = stack.enter_context(ReplayBuffer.open_configured(buffer, config.replay, create=False))
         models = LanguageModels(config, folder=folder)
         stack.callback(lambda: run_async(models.aclose()))
         yield load_experience_model(
             name,
             config,
             reward=reward,
-            memory=memory,
+            retriever=retriever,
             models=models,
             starts=known_starts(known),
             without=without,
@@ -195,28 +180,26 @@ def prompt_settings(config: ExperienceConfig, actor: str | None, environment: st
 
 
 @contextmanager
-def own_memory(folder: Path, embedder: str = "lexical") -> Iterator[tuple[Embedder, ReplayBuffer]]:
+def own_buffer(folder: Path, embedder: str = "lexical") -> Iterator[ReplayBuffer]:
     """The replay buffer of a run's own trajectories, created if it does not exist."""
-    made = make_embedder(embedder)
-    with ReplayBuffer.open(folder / OWN_BUFFER, embedder=made) as buffer:
-        yield made, buffer
+    with ReplayBuffer.open(folder / OWN_BUFFER, embedder=embedder) as buffer:
+        yield buffer
 
 
 def _load_fine_tuned(
     folder: Path,
     run: ExperienceRun,
     grader: Grader | None,
-    memory: Memory | None,
+    retriever: Retriever | None,
     without: Collection[Part],
     *,
-    max_synthetic: int | None,
     cached_replies: int,
 ) -> ReasoningExperienceModel:
     from dreamgym.models.local.language_model import LocalLanguageModel
     from dreamgym.training.model_setup import quiet_transformers
 
     settings = run.experience.without(without)
-    if settings.demonstrations and memory is None:
+    if settings.demonstrations and retriever is None:
         raise ConfigError(
             f"{folder} was fine-tuned with {settings.demonstrations} demonstrations: name the replay buffer "
             "to take them from (--buffer), or leave them out (experience eval --no-demonstrations)"
@@ -227,8 +210,7 @@ def _load_fine_tuned(
         name=str(folder),
         settings=prompt_settings(settings, run.actor, run.environment.name),
         grader=grader,
-        memory=memory,
-        max_synthetic=max_synthetic,
+        retriever=retriever,
         refusals=run.refusals,
         attempts=settings.attempts,
         remembered=cached_replies,
@@ -286,7 +268,7 @@ def open_prompted_model(
     spec: EnvironmentSpec | None,
     *,
     grader: Grader | None,
-    memory: Memory | None = None,
+    retriever: Retriever | None = None,
     starts: Mapping[str, State] | None = None,
     without: Collection[Part] = (),
 ) -> PromptedExperienceModel:
@@ -312,8 +294,7 @@ def open_prompted_model(
             characters=room * _CHARACTERS_PER_TOKEN,
         ),
         grader=grader,
-        memory=memory,
-        max_synthetic=config.replay.max_synthetic,
+        retriever=retriever,
         refusals=spec.refusals if spec is not None else (),
         starts=starts,
     )
