@@ -1,22 +1,21 @@
-"""What asking over HTTP costs: the endpoint's client against a plain load generator on the same server.
+"""HTTP overhead: the endpoint client against a minimal load generator on the same server.
 
     python benchmarks/endpoint.py [--quick] [--json] [--in-flight 64]
 
-`dreamgym models serve` runs in a process of its own over a small model. In turns, in the same run, it is
-asked the same questions by
-- a load generator: 64 sockets, requests prepared beforehand, replies not even parsed;
-- our endpoint (governor, metering, strict parsing, deadlines), cache off;
-- httpx used plainly: one client, one gather; and the `openai` client if it is installed.
-Beside it, the same weights in this process without any HTTP. The CPU time is that of the asking process
-alone, whose garbage collector is kept from what is loaded, for everybody, as `dreamgym train` does.
+`dreamgym models serve` runs in its own process over a small model. In the same run it gets the same requests
+from
+- a load generator: 64 sockets, requests prepared beforehand, replies not parsed;
+- our endpoint client (rate limiter, usage, strict parsing, deadlines), cache off;
+- aiohttp, httpx (if installed) and the `openai` client (if installed) alone: one client, one gather.
+For comparison, the same weights in this process without HTTP. CPU time is that of the client process. The
+garbage collector skips loaded objects for all of them, as in `dreamgym train`.
 
-Speed on a shared machine swings by a tenth from second to second. So the load generator and our endpoint
-are asked many times for short, in a round as A B B A, in the next as B A A B: a ratio is that of a round,
-and told is the median of rounds, with the interval that 95% of resampled medians lie in. How the load
-generator does against itself in the same rounds tells what to make of it.
+Speed on a shared machine varies by 10% from second to second. So the load generator and our client alternate
+in many short rounds (A B B A, then B A A B). A ratio is that of one round; the result is the median of the
+rounds with a 95% bootstrap interval. The load generator against itself in the same rounds shows the noise.
 
-Memory: our endpoint against a server that answers at once, resident size at the end against that after a
-quarter.
+Memory: our client against a server that answers at once, resident size at the end against that after a
+quarter of the requests.
 """
 
 from __future__ import annotations
@@ -39,16 +38,18 @@ from random import Random
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 import psutil
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from dreamgym.config import EndpointConfig
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.gc_pause import gc_frozen
+from dreamgym.http_server import HttpServer
 from dreamgym.models import tiny
 from dreamgym.models.endpoint.client import Endpoint
-from dreamgym.models.http_server import Answer, Asked, HttpServer
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.types import CompletionRequest
 
@@ -127,11 +128,10 @@ async def ways(
     settings = EndpointConfig(url=url, model=NAME, kind="completions", concurrency=in_flight)
     endpoint = Endpoint(NAME, settings)
     local = LocalLanguageModel.load(weights)
-    limits = httpx.Limits(max_connections=in_flight, max_keepalive_connections=in_flight)
-    plain = httpx.AsyncClient(limits=limits, timeout=None)
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=in_flight))
 
     async def by_endpoint(some: list[CompletionRequest]) -> None:
-        await asyncio.gather(*(endpoint.ask(each, role="agent") for each in some))
+        await asyncio.gather(*(endpoint.complete(each, role="agent") for each in some))
 
     async def in_process(some: list[CompletionRequest]) -> None:
         places = asyncio.Semaphore(in_flight)
@@ -142,19 +142,37 @@ async def ways(
 
         await asyncio.gather(*(ask(each) for each in some))
 
-    async def by_httpx(some: list[CompletionRequest]) -> None:
-        replies = await asyncio.gather(*(plain.post(f"{url}/completions", json=body(each)) for each in some))
-        assert all(reply.json()["choices"] for reply in replies)
+    async def by_aiohttp(some: list[CompletionRequest]) -> None:
+        async def ask(request: CompletionRequest) -> Any:
+            async with session.post(f"{url}/completions", json=body(request)) as reply:
+                return await reply.json()
+
+        assert all(reply["choices"] for reply in await asyncio.gather(*map(ask, some)))
 
     asking: dict[str, Ask] = {
         RAW: lambda some: load(url, some, in_flight),
         OURS: by_endpoint,
-        "httpx, plainly": by_httpx,
+        "aiohttp alone": by_aiohttp,
         "in process": in_process,
     }
+    if find_spec("httpx") is not None:
+        asking["httpx alone"] = await _httpx(url, in_flight)
     if find_spec("openai") is not None:
-        asking["openai, plainly"] = await _openai(url)
-    return asking, [endpoint.aclose, local.aclose, plain.aclose]
+        asking["openai alone"] = await _openai(url)
+    return asking, [endpoint.aclose, local.aclose, session.close]
+
+
+async def _httpx(url: str, in_flight: int) -> Ask:
+    import httpx
+
+    limits = httpx.Limits(max_connections=in_flight, max_keepalive_connections=in_flight)
+    client = httpx.AsyncClient(limits=limits, timeout=None)
+
+    async def ask(some: list[CompletionRequest]) -> None:
+        replies = await asyncio.gather(*(client.post(f"{url}/completions", json=body(each)) for each in some))
+        assert all(reply.json()["choices"] for reply in replies)
+
+    return ask
 
 
 async def _openai(url: str) -> Ask:
@@ -237,12 +255,12 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 async def memory_of(count: int, in_flight: int) -> dict[str, float]:
-    async def handle(asked: Asked) -> Answer:
-        return Answer.json(
+    async def handle(request: Request) -> Response:
+        return JSONResponse(
             {"choices": [{"text": "On the desk 1, you see a mug 2.", "finish_reason": "stop"}]}
         )
 
-    server = HttpServer(handle)
+    server = HttpServer.of(handle)
     await server.start()
     settings = EndpointConfig(url=server.url, model=NAME, kind="completions", concurrency=in_flight)
     endpoint, process = Endpoint(NAME, settings), psutil.Process()
@@ -250,11 +268,11 @@ async def memory_of(count: int, in_flight: int) -> dict[str, float]:
     for part in range(4):
         for start in range(part * count // 4, (part + 1) * count // 4, 500):
             some = [CompletionRequest(prompt=f"{number}") for number in range(start, start + 500)]
-            await asyncio.gather(*(endpoint.ask(each, role="agent") for each in some))
+            await asyncio.gather(*(endpoint.complete(each, role="agent") for each in some))
         sizes.append(process.memory_info().rss)
     await endpoint.aclose()
     await server.aclose()
-    return {"requests": endpoint.spending.total.requests, "end_of_quarter": round(sizes[-1] / sizes[0], 3)}
+    return {"requests": endpoint.usage.total.requests, "end_of_quarter": round(sizes[-1] / sizes[0], 3)}
 
 
 def table(result: dict[str, Any]) -> str:

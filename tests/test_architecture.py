@@ -22,6 +22,9 @@ FOUNDATION = [
     "config",
     "structured",
     "gc_pause",
+    "single_flight",
+    "http_client",
+    "http_server",
     "muon",
     "gradients",
 ]
@@ -39,7 +42,7 @@ COMPOSITION = {
 }
 SURFACE = {"cli", "report", "integrations", "testing", "", "__main__"}
 HEAVY = {
-    "torch", "transformers", "textworld", "alfworld", "fast_downward", "faiss", "psycopg", "pyarrow", "httpx",
+    "torch", "transformers", "textworld", "alfworld", "fast_downward", "faiss", "psycopg", "pyarrow",
     "sentence_transformers", "psutil", "peft", "accelerate", "gymnasium", "aiohttp", "starlette", "uvicorn",
 }  # fmt: skip
 LINES, LINES_AIM = 450, 400
@@ -93,7 +96,7 @@ def test_a_file_imports_only_what_is_below_it(path: Path) -> None:
 
 IN_EPISODE_PROCESSES = {"envs.alfworld.pddl_env"}
 LEARNING = ("models.", "rl.", "muon", "gradients", "experience.finetune", "experience.logits")
-NETWORK = ("models.endpoint.", "models.serve", "models.http_server", "testing.")
+NETWORK = ("models.endpoint.", "models.serve", "testing.")
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)

@@ -43,7 +43,7 @@ async def test_an_endpoint_plays_real_episodes_and_is_evaluated_like_any_policy(
             members = prompted_policy_factory(models.open(server.name, role="agent"), SHOWN, name=server.name)
             settings = EvaluationSettings(split="train", episodes=6)
             found = await evaluate(CorridorFactory(length=3), members, settings, policy=server.name)
-            [(place, row)] = models.spending.rows.items()
+            [(place, row)] = models.usage.rows.items()
     assert found.success.value == 1.0
     assert not found.failures
     assert place[1] == "agent"

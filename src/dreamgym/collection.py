@@ -93,7 +93,7 @@ async def collect(
         report.already_there = len(wanted) - len(missing)
         if missing and names_language_model(settings.policy):
             models.open(settings.policy, role="agent")
-            await models.reach()
+            await models.check_reachable()
         places = asyncio.Semaphore(settings.concurrency)
         finished: asyncio.Queue[Trajectory | RolloutFailure] = asyncio.Queue()
         try:

@@ -34,7 +34,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(weights: Path) -> Iterator[str]:
     """A server in a process of its own, over the weights of a run."""
     command = [*INTERRUPTIBLE, "models", "serve", str(weights.parent), "--port", "0"]
-    command += ["--name", "nano", "--key-from", "SERVED_KEY"]
+    command += ["--name", "nano", "--api-key-env", "SERVED_KEY"]
     environment = {**os.environ, "SERVED_KEY": "k-17", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
@@ -52,7 +52,7 @@ def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
     with urlopen(address.replace("/v1", "/health"), timeout=30) as reply:
         assert json.load(reply) == {"status": "ok"}
     file = tmp_path / "endpoints.toml"
-    section = f'[endpoints.near]\nurl = "{address}"\nmodel = "nano"\nkey_from = "NEAR_KEY"\ncontext = 1024\n'
+    section = f'[endpoints.near]\nurl = "{address}"\nmodel = "nano"\napi_key_env = "NEAR_KEY"\ncontext_length = 1024\n'
     file.write_text(section, encoding="utf-8")
     monkeypatch.delenv("NEAR_KEY", raising=False)
     keyless = dreamgym("models", "check", "endpoint:near", "--config", file)
@@ -74,20 +74,20 @@ def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
         "speed": None,
         "as experience model": None,  # untrained weights write no state
     }
-    assert "of 12 replies readable" in told["findings"][-1]["told"]
+    assert "of 12 replies readable" in told["findings"][-1]["detail"]
     assert "k-17" not in checked.stdout + checked.stderr
 
 
 async def test_a_server_that_speaks_one_kind_is_told_from_one_that_is_not_there() -> None:
     async with served() as server:
-        wrong = server.settings(model="other", attempts=1, context=1024)
+        wrong = server.settings(model="other", max_attempts=1, context_length=1024)
         found = {each.name: each for each in await check_endpoint("x", wrong)}
         assert found["reachable"].good
-        assert "do not list the model 'other'" in found["reachable"].told
+        assert "does not list the model 'other'" in found["reachable"].detail
         assert found["completions"].good is False
-        short = server.settings(context=4096, json_schema="no")
+        short = server.settings(context_length=4096, json_schema="no")
         found = {each.name: each for each in await check_endpoint("x", short, requests=2)}
-        assert "reads 1,024 tokens and not 4,096 as configured" in found["reachable"].told
+        assert "context length 1,024, less than the configured 4,096" in found["reachable"].detail
         assert found["json schema"].good is None
         async with ChaosProxy(server.url, ChaosPlan(failing=1.0)) as proxy:
             (gone,) = await check_endpoint("x", server.settings(url=proxy.url))
@@ -106,7 +106,7 @@ def test_an_openai_name_and_an_address_make_an_endpoint(monkeypatch: pytest.Monk
     assert with_base_url("openai:m", None) == "openai:m"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://b/v1")
     found = find_endpoint("openai:org/model", {})
-    assert (found.url, found.model, found.key_from) == ("http://b/v1", "org/model", "OPENAI_API_KEY")
+    assert (found.url, found.model, found.api_key_env) == ("http://b/v1", "org/model", "OPENAI_API_KEY")
     monkeypatch.delenv("OPENAI_BASE_URL")
     assert find_endpoint("openai:m", {}).url == "https://api.openai.com/v1"
     for wrong in ("hf:m", "openai:m@http://a/v1"):

@@ -190,7 +190,7 @@ async def test_an_endpoint_writes_and_selects_new_tasks(tmp_path: Path) -> None:
             await curriculum.record([luck(each) for each in RECORDED[:3]])
             written = [each.task for each in curriculum.pool.records if each.task.origin == "generated"]
             curriculum.pool.close()
-            [((_, role, _), row)] = models.spending.rows.items()
+            [((_, role, _), row)] = models.usage.rows.items()
     assert written
     assert (role, row.failures) == ("task generator", 0)
     assert any("Candidates:" in request.prompt for request in server.requests)

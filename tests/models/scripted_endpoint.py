@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from dreamgym.config import EndpointConfig
-from dreamgym.models.http_server import Answer as HttpAnswer
-from dreamgym.models.http_server import Asked, HttpServer
+from dreamgym.http_server import HttpServer
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.serve import ModelServer
+from dreamgym.models.serve import model_app
 from tests.models import small_models
 
 MODEL = "nano"
 
 
+@dataclass
+class RecordedRequest:
+    method: str
+    headers: dict[str, str]
+    body: bytes = b""
+
+
 class Served:
-    """A server that also remembers what it was asked."""
+    """A server that also records its requests."""
 
     def __init__(self, local: LocalLanguageModel, *, key: str = "") -> None:
         self.local = local
-        self.asked: list[Asked] = []
-        self._handler = ModelServer(MODEL, plain=local, chat=local, context=1024, key=key)
-        self.http = HttpServer(self._handle)
+        self.requests: list[RecordedRequest] = []
+        self._app = model_app(MODEL, plain=local, chat=local, context=1024, key=key)
+        self.http = HttpServer(self._record)
 
     @property
     def url(self) -> str:
@@ -31,14 +38,22 @@ class Served:
 
     @property
     def completions(self) -> int:
-        return sum(asked.method == "POST" for asked in self.asked)
+        return sum(request.method == "POST" for request in self.requests)
 
-    async def _handle(self, asked: Asked) -> HttpAnswer:
-        self.asked.append(asked)
-        return await self._handler(asked)
+    async def _record(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        recorded = RecordedRequest(scope["method"], headers)
+        self.requests.append(recorded)
+
+        async def recording() -> Any:
+            message = await receive()
+            recorded.body += message.get("body", b"")
+            return message
+
+        await self._app(scope, recording, send)
 
     def settings(self, **changes: Any) -> EndpointConfig:
-        quick = {"url": self.url, "model": MODEL, "kind": "completions", "pause_seconds": 0.01}
+        quick = {"url": self.url, "model": MODEL, "kind": "completions", "backoff_seconds": 0.01}
         return EndpointConfig.model_validate(quick | changes)
 
 

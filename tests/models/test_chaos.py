@@ -12,7 +12,7 @@ from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.language_model import EndpointLanguageModel
-from dreamgym.models.usage import Spending
+from dreamgym.models.usage import Usage
 from dreamgym.protocols import Environment
 from dreamgym.rollout_groups import GroupSettings, run_groups
 from dreamgym.testing import CorridorFactory
@@ -54,12 +54,12 @@ def test_a_plan_is_the_same_every_time_and_has_its_shares() -> None:
 async def test_every_reply_through_the_storm_is_the_right_one_and_is_counted_once() -> None:
     count = 200
     async with served() as server, ChaosProxy(server.url, STORM) as proxy, asyncio.timeout(60):
-        spending = Spending()
-        settings = server.settings(url=proxy.url, attempts=12, timeout_seconds=5, pause_seconds=0.02)
-        endpoint = Endpoint("x", settings, spending=spending)
+        usage = Usage()
+        settings = server.settings(url=proxy.url, max_attempts=12, timeout_seconds=5, backoff_seconds=0.02)
+        endpoint = Endpoint("x", settings, usage=usage)
 
         async def ask(number: int) -> str:
-            return (await endpoint.ask(question(number), role="agent")).text
+            return (await endpoint.complete(question(number), role="agent")).text
 
         replies = await asyncio.gather(*(ask(n) for n in range(count)), return_exceptions=True)
         right = [(await server.local.complete(question(n))).text for n in range(count)]
@@ -71,12 +71,12 @@ async def test_every_reply_through_the_storm_is_the_right_one_and_is_counted_onc
             for reply, text in zip(replies, right, strict=True)
             if not isinstance(reply, BaseException)
         )
-        total = spending.total
+        total = usage.total
         assert (total.requests, total.failures) == (count - len(lost), len(lost))
         assert set(proxy.faults) == set(STORM.shares)
         harmful = sum(proxy.faults.values()) - proxy.faults["slow"] - proxy.faults["drip"]
         assert total.sent - total.requests <= harmful
-        assert endpoint.spending.latencies
+        assert endpoint.usage.latencies
         await endpoint.aclose()
 
 
@@ -84,7 +84,7 @@ async def test_rollouts_through_the_storm_are_those_of_fair_weather() -> None:
     """The same groups, word for word: what a policy learns from does not depend on the network."""
 
     async def play(url: str, attempts: int) -> list[Trajectory]:
-        endpoint = Endpoint("x", server.settings(url=url, attempts=attempts, timeout_seconds=5))
+        endpoint = Endpoint("x", server.settings(url=url, max_attempts=attempts, timeout_seconds=5))
         model = EndpointLanguageModel(endpoint, role="agent")
         settings = AgentConfig(max_tokens=4)
 

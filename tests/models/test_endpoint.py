@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from dreamgym.config import Config, EndpointConfig, validate
 from dreamgym.errors import ConfigError, EndpointError, EpisodeFailedError, StoreError
 from dreamgym.experience.rubric_judge import RubricJudge, Scores
+from dreamgym.http_client import RequestFailedError, decode_json
+from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint import protocol
 from dreamgym.models.endpoint.cache import ReplyCache
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.language_model import EndpointLanguageModel
-from dreamgym.models.endpoint.retry import AttemptFailedError
-from dreamgym.models.http_server import Answer, Asked, HttpServer
 from dreamgym.models.registry import LanguageModels, check_language_model, find_endpoint
-from dreamgym.models.usage import Spending
+from dreamgym.models.usage import Usage
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -47,27 +49,27 @@ async def test_a_reply_over_http_is_the_one_that_the_model_gives_in_process() ->
             CompletionRequest(prompt="", prompt_token_ids=(5, 6, 7), max_tokens=3),
         ):
             right = await server.local.complete(request)
-            assert await endpoint.ask(request, role="agent") == right
+            assert await endpoint.complete(request, role="agent") == right
             if request.prompt_token_ids is None:
-                assert await chat.ask(request, role="agent") == right
+                assert await chat.complete(request, role="agent") == right
         await endpoint.aclose()
         await chat.aclose()
 
 
 async def test_an_equal_request_in_flight_is_asked_once_and_another_seed_is_not_equal() -> None:
     async with served() as server:
-        spending = Spending()
-        endpoint = Endpoint("x", server.settings(), spending=spending)
-        first = await asyncio.gather(*(endpoint.ask(QUESTION, role="agent") for _ in range(20)))
+        usage = Usage()
+        endpoint = Endpoint("x", server.settings(), usage=usage)
+        first = await asyncio.gather(*(endpoint.complete(QUESTION, role="agent") for _ in range(20)))
         assert len(set(first)) == 1
         assert server.completions == 1
-        row = spending.total
-        assert (row.requests, row.shared, row.asked, row.hit_rate) == (1, 19, 20, 0.95)
+        row = usage.total
+        assert (row.requests, row.shared, row.calls, row.hit_rate) == (1, 19, 20, 0.95)
         sampled = [
             CompletionRequest(prompt="You see", temperature=1.0, seed=seed, max_tokens=8, stop=("\n",))
             for seed in range(6)
         ]
-        replies = await asyncio.gather(*(endpoint.ask(each, role="agent") for each in sampled))
+        replies = await asyncio.gather(*(endpoint.complete(each, role="agent") for each in sampled))
         assert server.completions == 7
         assert len({reply.text for reply in replies}) > 1
         await endpoint.aclose()
@@ -76,17 +78,17 @@ async def test_an_equal_request_in_flight_is_asked_once_and_another_seed_is_not_
 async def test_whoever_gives_up_takes_the_reply_from_nobody_else() -> None:
     async with served() as server:
         endpoint = Endpoint("x", server.settings())
-        hasty = asyncio.create_task(endpoint.ask(QUESTION, role="agent"))
-        patient = asyncio.create_task(endpoint.ask(QUESTION, role="agent"))
+        hasty = asyncio.create_task(endpoint.complete(QUESTION, role="agent"))
+        patient = asyncio.create_task(endpoint.complete(QUESTION, role="agent"))
         await asyncio.sleep(0)
         hasty.cancel()
         assert (await patient).text
         assert server.completions == 1
-        alone = asyncio.create_task(endpoint.ask(CompletionRequest(prompt="open"), role="agent"))
+        alone = asyncio.create_task(endpoint.complete(CompletionRequest(prompt="open"), role="agent"))
         await asyncio.sleep(0)
         alone.cancel()  # and whoever comes now must not be given the cancelled one
         request = CompletionRequest(prompt="open", stop=("\n",))
-        reply = await endpoint.ask(request, role="agent")
+        reply = await endpoint.complete(request, role="agent")
         assert reply.text == (await server.local.complete(request)).text
         await endpoint.aclose()
 
@@ -94,23 +96,23 @@ async def test_whoever_gives_up_takes_the_reply_from_nobody_else() -> None:
 async def test_when_the_one_who_asks_gives_up_the_next_in_line_asks_again() -> None:
     asked, go = 0, asyncio.Event()
 
-    async def handle(_: Asked) -> Answer:
+    async def handle(request: Request) -> Response:
         nonlocal asked
         asked += 1
         await go.wait()
-        return Answer.json({"choices": [{"text": "mug 1", "finish_reason": "stop"}]})
+        return JSONResponse({"choices": [{"text": "mug 1", "finish_reason": "stop"}]})
 
-    server = HttpServer(handle)
+    server = HttpServer.of(handle)
     await server.start()
     endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, kind="completions"))
-    hasty, *patient = (asyncio.create_task(endpoint.ask(QUESTION, role="agent")) for _ in range(4))
+    hasty, *patient = (asyncio.create_task(endpoint.complete(QUESTION, role="agent")) for _ in range(4))
     while not asked:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     hasty.cancel()
     go.set()
     assert {reply.text for reply in await asyncio.gather(*patient)} == {"mug 1"}
     assert asked == 2
-    row = endpoint.spending.total
+    row = endpoint.usage.total
     assert (row.sent, row.requests, row.shared) == (2, 1, 3)
     with pytest.raises(asyncio.CancelledError):
         await hasty
@@ -122,23 +124,23 @@ async def test_an_error_reaches_all_who_waited_for_the_same_reply() -> None:
     async with served() as server:
         endpoint = Endpoint("x", server.settings(model="another"))
         found = await asyncio.gather(
-            *(endpoint.ask(QUESTION, role="agent") for _ in range(3)), return_exceptions=True
+            *(endpoint.complete(QUESTION, role="agent") for _ in range(3)), return_exceptions=True
         )
         assert [type(each) for each in found] == [EndpointError] * 3
-        assert endpoint.spending.total.sent == 1
+        assert endpoint.usage.total.sent == 1
         await endpoint.aclose()
 
 
 async def test_closing_leaves_nobody_waiting() -> None:
-    async def handle(_: Asked) -> Answer:
+    async def handle(request: Request) -> Response:
         await asyncio.sleep(60)
         raise AssertionError
 
-    server = HttpServer(handle)
+    server = HttpServer.of(handle)
     await server.start()
     endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, concurrency=2))
     requests = [CompletionRequest(prompt=f"{number}") for number in range(4)]  # two of them wait for a place
-    asking = [asyncio.create_task(endpoint.ask(each, role="agent")) for each in requests]
+    asking = [asyncio.create_task(endpoint.complete(each, role="agent")) for each in requests]
     await asyncio.sleep(0.1)
     await endpoint.aclose()
     found = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 5)
@@ -156,12 +158,12 @@ async def test_replies_outlive_the_process_that_asked_for_them(tmp_path: Path) -
                 model = models.open("endpoint:near", role="annotator")
                 kept = await model.complete(QUESTION)
                 await model.complete(sampled)
-        assert kept == await EndpointLanguageModel(Endpoint("x", server.settings()), role="x").complete(
-            QUESTION
-        )
+        endpoint = Endpoint("x", server.settings())
+        assert kept == await EndpointLanguageModel(endpoint, role="x").complete(QUESTION)
+        await endpoint.aclose()
         # The greedy one once, the sampled one twice (seeds were not promised to be kept to), then ours.
         assert server.completions == 1 + 2 + 1
-        spent = json.loads((tmp_path / "spending.json").read_text(encoding="utf-8"))
+        spent = json.loads((tmp_path / "usage.json").read_text(encoding="utf-8"))
         (row,) = spent["rows"]
         assert (row["endpoint"], row["role"], row["requests"], row["cache_hits"]) == (
             "near",
@@ -185,7 +187,7 @@ def test_a_damaged_cache_costs_its_replies_and_no_more(tmp_path: Path) -> None:
     assert cache.get(b"one") == said
     cache.close()
     (tmp_path / "other").write_text("not a database, but long enough to be looked at as one " * 40)
-    with pytest.raises(StoreError, match="cannot keep replies"):
+    with pytest.raises(StoreError, match="cannot cache replies"):
         ReplyCache(tmp_path / "other")
 
 
@@ -195,17 +197,17 @@ async def test_a_judge_gets_valid_scores_from_a_server_that_holds_replies_to_a_s
     async with served() as server:
         endpoint = Endpoint("x", server.settings(kind="chat"))
         request = CompletionRequest(prompt="Judge.", schema=Scores.model_json_schema(), max_tokens=200)
-        reply = await endpoint.ask(request, role="judge")
+        reply = await endpoint.complete(request, role="judge")
         assert Scores.model_validate_json(reply.text)
         unbounded = CompletionRequest(
             prompt="You see a fridge 1, a drawer",
             max_tokens=4,
             schema={"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
         )
-        assert (await endpoint.ask(unbounded, role="judge")).text  # refused, plainer too, then asked without
-        assert not endpoint.dialect.json_schema
-        sent = [json.loads(asked.body) for asked in server.asked]
-        assert ["response_format" in body for body in sent] == [True, True, True, False]
+        assert (await endpoint.complete(unbounded, role="judge")).text  # rejected, then sent without it
+        assert not endpoint.features.json_schema
+        sent = [json.loads(each.body) for each in server.requests]
+        assert ["response_format" in body for body in sent] == [True, True, False]
         await endpoint.aclose()
 
 
@@ -231,10 +233,10 @@ async def test_choices_are_kept_to_by_the_server_or_not_answered(json_schema: st
             prompt="You see", choices=(" go north", " look"), max_tokens=30, stop=("\n",)
         )
         if json_schema == "auto":
-            assert (await endpoint.ask(request, role="agent")).text in (" go north", " look")
+            assert (await endpoint.complete(request, role="agent")).text in (" go north", " look")
         else:
             with pytest.raises(EpisodeFailedError, match="expected one of 2 choices") as caught:
-                await endpoint.ask(request, role="agent")
+                await endpoint.complete(request, role="agent")
             assert caught.value.kind is FailureKind.PARSE_ERROR
             assert server.completions == 1  # asking a greedy model again would not help
         await endpoint.aclose()
@@ -242,7 +244,7 @@ async def test_choices_are_kept_to_by_the_server_or_not_answered(json_schema: st
 
 @pytest.mark.parametrize(
     ("key", "model", "message"),
-    [("other", MODEL, "the key was refused"), ("", "gpt", "this server has the model 'nano' alone")],
+    [("other", MODEL, "the server refused the API key"), ("", "gpt", "this server has the model 'nano' only")],
 )
 async def test_a_wrong_key_or_model_is_said_at_once(
     key: str, model: str, message: str, monkeypatch: pytest.MonkeyPatch
@@ -251,7 +253,7 @@ async def test_a_wrong_key_or_model_is_said_at_once(
         monkeypatch.setenv("DREAMGYM_API_KEY", key)
         endpoint = Endpoint("x", server.settings(model=model))
         with pytest.raises(EndpointError, match=message):
-            await endpoint.ask(QUESTION, role="agent")
+            await endpoint.complete(QUESTION, role="agent")
         assert server.completions == 1
         await endpoint.aclose()
 
@@ -268,14 +270,14 @@ async def test_a_wrong_key_or_model_is_said_at_once(
 async def test_vllm_is_understood_when_it_says_that_a_request_is_too_long(said: str) -> None:
     """Its words, as vLLM 0.32 has answered."""
 
-    async def handle(asked: Asked) -> Answer:
-        return Answer.json({"error": {"message": said, "type": "BadRequestError", "code": 400}}, 400)
+    async def handle(request: Request) -> Response:
+        return JSONResponse({"error": {"message": said, "type": "BadRequestError", "code": 400}}, 400)
 
-    server = HttpServer(handle)
+    server = HttpServer.of(handle)
     await server.start()
-    endpoint = Endpoint("x", EndpointConfig(url=server.url, model="m", pause_seconds=0.01))
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model="m", backoff_seconds=0.01))
     with pytest.raises(EpisodeFailedError, match="1 attempts") as caught:
-        await endpoint.ask(QUESTION, role="agent")
+        await endpoint.complete(QUESTION, role="agent")
     assert caught.value.kind is FailureKind.BUDGET
     await endpoint.aclose()
     await server.aclose()
@@ -285,21 +287,21 @@ async def test_fields_that_a_server_does_not_know_are_left_out_from_then_on() ->
     """A server in the manner of newer hosted ones: another name for the limit, no seeds."""
     bodies: list[dict[str, Any]] = []
 
-    async def handle(asked: Asked) -> Answer:
-        body = json.loads(asked.body)
+    async def handle(request: Request) -> Response:
+        body = json.loads(await request.body())
         bodies.append(body)
         for name, told in (("max_tokens", "use max_completion_tokens"), ("seed", "unknown field seed")):
             if name in body:
-                return Answer.json({"error": {"message": f"Unsupported parameter: {told}"}}, 400)
+                return JSONResponse({"error": {"message": f"Unsupported parameter: {told}"}}, 400)
         said = {"role": "assistant", "content": "yes"}
-        return Answer.json({"choices": [{"message": said, "finish_reason": "stop"}]})
+        return JSONResponse({"choices": [{"message": said, "finish_reason": "stop"}]})
 
-    server = HttpServer(handle)
+    server = HttpServer.of(handle)
     await server.start()
-    endpoint = Endpoint("x", EndpointConfig(url=server.url, model="o", pause_seconds=0.01))
+    endpoint = Endpoint("x", EndpointConfig(url=server.url, model="o", backoff_seconds=0.01))
     request = CompletionRequest(prompt="well?", temperature=0.5)
-    assert (await endpoint.ask(request, role="agent")).text == "yes"
-    await endpoint.ask(CompletionRequest(prompt="sure?", temperature=0.5), role="agent")
+    assert (await endpoint.complete(request, role="agent")).text == "yes"
+    await endpoint.complete(CompletionRequest(prompt="sure?", temperature=0.5), role="agent")
     assert [("max_tokens" in body, "seed" in body) for body in bodies] == [
         (True, True),
         (False, True),
@@ -329,8 +331,8 @@ async def test_fields_that_a_server_does_not_know_are_left_out_from_then_on() ->
     ],
 )
 def test_a_reply_that_is_not_whole_is_never_read_as_one(raw: bytes) -> None:
-    with pytest.raises(AttemptFailedError) as caught:
-        protocol.read(raw, QUESTION, enforced=False)
+    with pytest.raises(RequestFailedError) as caught:
+        protocol.parse_reply(decode_json(raw), QUESTION, enforced=False)
     assert caught.value.kind is FailureKind.PARSE_ERROR
 
 
@@ -339,14 +341,14 @@ def test_a_model_that_declines_is_told_from_one_that_babbles() -> None:
         b'{"choices": [{"message": {"content": null, "refusal": "no"}}]}',
         b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}',
     ):
-        with pytest.raises(AttemptFailedError) as caught:
-            protocol.read(raw, QUESTION, enforced=False)
-        assert (caught.value.kind, caught.value.again) == (FailureKind.REFUSED, False)
+        with pytest.raises(RequestFailedError) as caught:
+            protocol.parse_reply(decode_json(raw), QUESTION, enforced=False)
+        assert (caught.value.kind, caught.value.retry) == (FailureKind.REFUSED, False)
 
 
 def test_names_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STRONG_KEY", raising=False)
-    strong = {"url": "http://localhost:1", "model": "m", "key_from": "STRONG_KEY"}
+    strong = {"url": "http://localhost:1", "model": "m", "api_key_env": "STRONG_KEY"}
     config = validate(Config, {"endpoints": {"strong": strong}, "budget": {"money": 1.0}})
     with pytest.raises(ConfigError, match=r"no endpoint 'strog'; did you mean 'strong'\?"):
         find_endpoint("endpoint:strog", config.endpoints)

@@ -1,22 +1,24 @@
-"""Limits, pauses and replicas: never too many, never too soon, and never the one that is down."""
+"""Rate limits and retries: never too many requests, never too soon."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.http_client import retry_after, retry_delay
+from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.rate_limit import RateLimiter
-from dreamgym.models.endpoint.retry import asked_pause, pause_after
-from dreamgym.models.http_server import Answer, Asked, HttpServer
-from dreamgym.models.usage import Spending
+from dreamgym.models.usage import Usage
 from dreamgym.testing.chaos import ChaosProxy
 from dreamgym.types import CompletionRequest, FailureKind
 from tests.models.scripted_endpoint import served
@@ -28,13 +30,13 @@ def question(number: int) -> CompletionRequest:
 
 async def test_no_minute_holds_more_requests_than_allowed() -> None:
     minute = 0.3
-    governor = RateLimiter(concurrency=50, requests_per_minute=5, minute=minute)
+    limiter = RateLimiter(concurrency=50, requests_per_minute=5, minute=minute)
     began: list[float] = []
 
     async def ask() -> None:
-        admission = await governor.admit(10)
+        slot = await limiter.acquire(10)
         began.append(asyncio.get_running_loop().time())
-        governor.leave(admission)
+        limiter.release(slot)
 
     await asyncio.gather(*(ask() for _ in range(17)))
     for place, at in enumerate(began[5:]):
@@ -43,159 +45,141 @@ async def test_no_minute_holds_more_requests_than_allowed() -> None:
 
 async def test_tokens_count_as_they_were_used_and_a_request_above_the_limit_goes_alone() -> None:
     minute = 0.3
-    governor = RateLimiter(concurrency=50, tokens_per_minute=100, minute=minute)
+    limiter = RateLimiter(concurrency=50, tokens_per_minute=100, minute=minute)
     loop = asyncio.get_running_loop()
     began = loop.time()
     for _ in range(5):  # reserved as 60 and used as 15: five fit into the same minute
-        admission = await governor.admit(60 if loop.time() - began < minute else 0)
-        governor.leave(admission, 10)
+        slot = await limiter.acquire(60 if loop.time() - began < minute else 0)
+        limiter.release(slot, 10)
     assert loop.time() - began < minute
-    governor.leave(await governor.admit(500))
+    limiter.release(await limiter.acquire(500))
     assert loop.time() - began >= minute
-    governor.leave(await governor.admit(1))
+    limiter.release(await limiter.acquire(1))
     assert loop.time() - began >= 2 * minute
 
 
 async def test_no_more_are_in_flight_than_allowed_and_a_pause_holds_all() -> None:
-    governor = RateLimiter(concurrency=3)
+    limiter = RateLimiter(concurrency=3)
     inside = most = 0
 
     async def ask() -> None:
         nonlocal inside, most
-        admission = await governor.admit(1)
+        slot = await limiter.acquire(1)
         inside += 1
         most = max(most, inside)
         await asyncio.sleep(0.01)
         inside -= 1
-        governor.leave(admission)
+        limiter.release(slot)
 
     await asyncio.gather(*(ask() for _ in range(10)))
     assert most == 3
     began = asyncio.get_running_loop().time()
-    governor.hold(0.2)
+    limiter.pause(0.2)
     await asyncio.gather(*(ask() for _ in range(3)))
     assert asyncio.get_running_loop().time() - began >= 0.2
 
 
 async def test_a_waiter_that_gives_up_leaves_its_place() -> None:
-    governor = RateLimiter(concurrency=1, requests_per_minute=1, minute=0.2)
-    governor.leave(await governor.admit(1))
-    waiting = asyncio.create_task(governor.admit(1))
+    limiter = RateLimiter(concurrency=1, requests_per_minute=1, minute=0.2)
+    limiter.release(await limiter.acquire(1))
+    waiting = asyncio.create_task(limiter.acquire(1))
     await asyncio.sleep(0.01)
     waiting.cancel()
     async with asyncio.timeout(2):
-        governor.leave(await governor.admit(1))
+        limiter.release(await limiter.acquire(1))
 
 
 def test_retry_after_is_understood_in_seconds_and_as_a_date() -> None:
     now = datetime(2026, 11, 16, 12, tzinfo=UTC)
     later = format_datetime(now + timedelta(seconds=90), usegmt=True)
-    assert asked_pause({"retry-after": later}, now=now) == 90.0
-    assert asked_pause({"retry-after": format_datetime(now - timedelta(days=1))}, now=now) == 0.0
-    assert asked_pause({"retry-after": "7"}) == 7.0
-    assert asked_pause({"retry-after-ms": "250", "retry-after": "7"}) == 0.25
-    assert asked_pause({}) is None
+    assert retry_after({"retry-after": later}, now=now) == 90.0
+    assert retry_after({"retry-after": format_datetime(now - timedelta(days=1))}, now=now) == 0.0
+    assert retry_after({"retry-after": "7"}) == 7.0
+    assert retry_after({"retry-after-ms": "250", "retry-after": "7"}) == 0.25
+    assert retry_after({}) is None
 
 
 @given(st.text())
 def test_nonsense_in_a_header_is_no_pause_and_no_error(value: str) -> None:
-    pause = asked_pause({"retry-after": value})
+    pause = retry_after({"retry-after": value})
     assert pause is None or pause >= 0
 
 
 def test_pauses_double_have_jitter_and_never_fall_below_what_was_asked() -> None:
     for failures in range(1, 12):
-        drawn = {pause_after(failures, None, first=0.5) for _ in range(20)}
+        drawn = {retry_delay(failures, None, first=0.5) for _ in range(20)}
         most = min(30.0, 0.5 * 2 ** (failures - 1))
         assert len(drawn) > 1
         assert all(most / 2 <= pause <= most for pause in drawn)
-        assert pause_after(failures, 40.0, first=0.5) >= 40.0
+        assert retry_delay(failures, 40.0, first=0.5) >= 40.0
 
 
 async def test_the_server_gets_no_request_before_the_pause_that_it_asked_for() -> None:
     times: list[float] = []
 
-    async def handle(asked: Asked) -> Answer:
+    async def handle(request: Request) -> Response:
         times.append(asyncio.get_running_loop().time())
         if len(times) == 1:
-            return Answer(status=429, headers={"retry-after": "0.4"})
-        return Answer.json({"choices": [{"text": "yes", "finish_reason": "stop"}]})
+            return Response(status_code=429, headers={"retry-after": "0.4"})
+        return JSONResponse({"choices": [{"text": "yes", "finish_reason": "stop"}]})
 
-    server = HttpServer(handle)
+    server = HttpServer.of(handle)
     await server.start()
     async with served() as other:
         endpoint = Endpoint("x", other.settings(url=server.url))
-        first = asyncio.create_task(endpoint.ask(question(1), role="agent"))
+        first = asyncio.create_task(endpoint.complete(question(1), role="agent"))
         await asyncio.sleep(0.1)
-        await asyncio.gather(first, *(endpoint.ask(question(n), role="agent") for n in range(2, 6)))
+        await asyncio.gather(first, *(endpoint.complete(question(n), role="agent") for n in range(2, 6)))
         assert min(times[1:]) - times[0] >= 0.4
         await endpoint.aclose()
     await server.aclose()
 
 
 async def test_a_pause_that_would_pass_the_deadline_is_not_waited_for() -> None:
-    async def handle(asked: Asked) -> Answer:
-        return Answer(status=429, headers={"retry-after": "3600"})
+    async def handle(request: Request) -> Response:
+        return Response(status_code=429, headers={"retry-after": "3600"})
 
-    server = HttpServer(handle)
+    server = HttpServer.of(handle)
     await server.start()
     async with served() as other, asyncio.timeout(5):
         endpoint = Endpoint("x", other.settings(url=server.url, deadline_seconds=2))
         with pytest.raises(EpisodeFailedError, match="1 attempts") as caught:
-            await endpoint.ask(question(1), role="agent")
+            await endpoint.complete(question(1), role="agent")
         assert caught.value.kind is FailureKind.RATE_LIMITED
         await endpoint.aclose()
     await server.aclose()
 
 
 async def test_a_server_that_never_ends_its_reply_is_a_timeout_however_it_drips() -> None:
-    async def handle(asked: Asked) -> Answer:
-        return Answer(body=b" " * 1000, drip=0.1)
+    async def dripping() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b" " * 100
+            await asyncio.sleep(0.1)
 
-    server = HttpServer(handle)
+    async def handle(request: Request) -> Response:
+        return StreamingResponse(dripping())
+
+    server = HttpServer.of(handle)
     await server.start()
     async with served() as other, asyncio.timeout(10):
-        spending = Spending()
+        usage = Usage()
         endpoint = Endpoint(
-            "x", other.settings(url=server.url, timeout_seconds=0.3, attempts=2), spending=spending
+            "x", other.settings(url=server.url, timeout_seconds=0.3, max_attempts=2), usage=usage
         )
         with pytest.raises(EpisodeFailedError) as caught:
-            await endpoint.ask(question(1), role="agent")
+            await endpoint.complete(question(1), role="agent")
         assert caught.value.kind is FailureKind.TIMEOUT
-        assert (spending.total.sent, spending.total.retries, spending.total.failures) == (2, 1, 1)
+        assert (usage.total.sent, usage.total.retries, usage.total.failures) == (2, 1, 1)
         await endpoint.aclose()
     await server.aclose()
 
 
-async def test_requests_go_to_the_replica_that_lives_and_come_back_when_the_other_does() -> None:
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(served())
-        first, second = ChaosProxy(server.url), ChaosProxy(server.url)
-        for proxy in (first, second):
-            await stack.enter_async_context(proxy)
-        settings = server.settings(url=[first.url, second.url], pause_seconds=0.05, concurrency=8)
-        endpoint = Endpoint("x", settings)
-        await asyncio.gather(*(endpoint.ask(question(n), role="agent") for n in range(40)))
-        assert min(first.passed_on, second.passed_on) > 5
-        await first.stop()
-        await asyncio.gather(*(endpoint.ask(question(100 + n), role="agent") for n in range(40)))
-        assert endpoint.replicas.up == [f"{second.url}/v1"]
-        await first.start()
-        async with asyncio.timeout(5):
-            while len(endpoint.replicas.up) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        before = first.passed_on
-        await asyncio.gather(*(endpoint.ask(question(200 + n), role="agent") for n in range(40)))
-        assert first.passed_on > before
-        await endpoint.aclose()
-
-
 async def test_a_killed_server_is_waited_for_and_nothing_is_lost_when_it_is_back() -> None:
     async with served() as server, ChaosProxy(server.url) as proxy:
-        endpoint = Endpoint("x", server.settings(url=proxy.url, pause_seconds=0.05, concurrency=8))
-        await endpoint.ask(question(99), role="agent")
+        endpoint = Endpoint("x", server.settings(url=proxy.url, backoff_seconds=0.05, concurrency=8))
+        await endpoint.complete(question(99), role="agent")
         await proxy.stop()
-        asking = asyncio.gather(*(endpoint.ask(question(n), role="agent") for n in range(30)))
+        asking = asyncio.gather(*(endpoint.complete(question(n), role="agent") for n in range(30)))
         await asyncio.sleep(0.5)
         assert not asking.done()
         await proxy.start()
@@ -204,17 +188,16 @@ async def test_a_killed_server_is_waited_for_and_nothing_is_lost_when_it_is_back
         assert [reply.text for reply in replies] == [
             (await server.local.complete(question(n))).text for n in range(30)
         ]
-        assert endpoint.replicas.times_down == 1
         await endpoint.aclose()
 
 
 async def test_a_server_that_stays_away_is_a_typed_failure_at_the_deadline() -> None:
     async with served() as server, ChaosProxy(server.url) as proxy:
-        endpoint = Endpoint("x", server.settings(url=proxy.url, deadline_seconds=0.5, attempts=100))
-        await endpoint.ask(question(99), role="agent")
+        endpoint = Endpoint("x", server.settings(url=proxy.url, deadline_seconds=0.5, max_attempts=100))
+        await endpoint.complete(question(99), role="agent")
         await proxy.stop()
         async with asyncio.timeout(5):
             with pytest.raises(EpisodeFailedError) as caught:
-                await endpoint.ask(question(1), role="agent")
+                await endpoint.complete(question(1), role="agent")
         assert caught.value.kind is FailureKind.SERVER_DOWN
         await endpoint.aclose()

@@ -7,11 +7,13 @@ import traceback
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from dreamgym.config import Config, config_json, load_config, validate
 from dreamgym.errors import ConfigError, DreamGymError, EndpointError
+from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint.client import Endpoint
-from dreamgym.models.http_server import Answer, Asked, HttpServer
 from dreamgym.models.registry import LanguageModels
 from dreamgym.types import CompletionRequest
 from tests.models.scripted_endpoint import served
@@ -31,20 +33,20 @@ async def test_the_key_is_in_no_file_log_message_or_object(
     found: list[str] = []
     calls = 0
 
-    async def handle(asked: Asked) -> Answer:
+    async def handle(request: Request) -> Response:
         nonlocal calls
         calls += 1
-        assert asked.headers["authorization"] == f"Bearer {KEY}"
-        told = asked.headers["authorization"]
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+        told = request.headers["authorization"]
         status = (200, 400, 401, 404, 422, 429, 500, 503)[calls % 8]
         if status == 200:
-            return Answer.json({"choices": [{"text": f"you sent {told}", "finish_reason": "stop"}]})
-        return Answer(status=status, body=f"error: bad key {told}".encode(), headers={"x-echo": told})
+            return JSONResponse({"choices": [{"text": f"you sent {told}", "finish_reason": "stop"}]})
+        return Response(f"error: bad key {told}", status, headers={"x-echo": told})
 
-    server = HttpServer(handle)
+    server = HttpServer.of(handle)
     await server.start()
-    settings = {"url": server.url, "model": "m", "kind": "completions", "key_from": "STRONG_KEY"}
-    quick = {"pause_seconds": 0.01, "attempts": 1}
+    settings = {"url": server.url, "model": "m", "kind": "completions", "api_key_env": "STRONG_KEY"}
+    quick = {"backoff_seconds": 0.01, "max_attempts": 1}
     config = validate(Config, {"endpoints": {"strong": settings | quick}})
     found.append(config_json(config))
     async with LanguageModels(config, folder=tmp_path) as models:
@@ -55,11 +57,11 @@ async def test_the_key_is_in_no_file_log_message_or_object(
             except DreamGymError as error:
                 found.append("".join(traceback.format_exception(error)))
         found.append(repr(vars(models.endpoint("strong"))))
-        found.append(repr(models.spending.to_dict()))
+        found.append(repr(models.usage.to_dict()))
     await server.aclose()
     found.append(caplog.text)
     found += [file.read_bytes().decode("latin-1") for file in tmp_path.rglob("*")]
-    assert len(list(tmp_path.iterdir())) >= 2  # replies and spending are there to be searched
+    assert len(list(tmp_path.iterdir())) >= 2  # replies and usage are there to be searched
     assert calls == 24
     assert sum("you sent" in text for text in found) >= 3
     for text in found:
@@ -72,18 +74,18 @@ async def test_a_server_that_wants_a_key_gets_it_and_one_that_wants_none_gets_no
     async with served(key=KEY) as server:
         monkeypatch.setenv("DREAMGYM_API_KEY", KEY)
         endpoint = Endpoint("x", server.settings())
-        assert (await endpoint.ask(question(1), role="agent")).text
+        assert (await endpoint.complete(question(1), role="agent")).text
         monkeypatch.delenv("DREAMGYM_API_KEY")
-        with pytest.raises(EndpointError, match="the key was refused"):
-            await endpoint.ask(question(2), role="agent")
-        assert "authorization" not in server.asked[-1].headers
+        with pytest.raises(EndpointError, match="the server refused the API key"):
+            await endpoint.complete(question(2), role="agent")
+        assert "authorization" not in server.requests[-1].headers
         await endpoint.aclose()
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        [f"endpoints.x.key_from={KEY}"],
+        [f"endpoints.x.api_key_env={KEY}"],
         [f"endpoints.x.api_key={KEY}"],
         [f"endpoints.x.url=http://user:{KEY}@localhost"],
         [f"endpoints.x.url=http://localhost/v1?key={KEY}"],
@@ -106,5 +108,5 @@ async def test_what_cannot_be_a_key_is_said_without_repeating_it(
     monkeypatch.setenv("STRONG_KEY", text)
     async with served() as server:
         with pytest.raises(ConfigError, match=r"\$STRONG_KEY cannot be an API key") as caught:
-            Endpoint("x", server.settings(key_from="STRONG_KEY"))
+            Endpoint("x", server.settings(api_key_env="STRONG_KEY"))
         assert text not in str(caught.value)

@@ -12,7 +12,7 @@ from dreamgym.config import BudgetConfig, Config, validate
 from dreamgym.errors import BudgetSpentError, StoreError
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.registry import LanguageModels
-from dreamgym.models.usage import Spending, Spent, stage
+from dreamgym.models.usage import Usage, UsageRow, stage
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.types import CompletionRequest
 from tests.models.scripted_endpoint import served
@@ -34,11 +34,11 @@ async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_i
             with stage("practice"):
                 await asyncio.gather(*(judge.complete(question(n)) for n in range(2, 5)))
             stats = server.local.stats
-            total = models.spending.total
+            total = models.usage.total
             assert total.prompt_tokens == stats.prompt_tokens
             assert total.reply_tokens == stats.sampled_tokens
             assert total.money == pytest.approx(total.prompt_tokens / 1e6 + total.reply_tokens / 1e5)
-            counted = {place: row.requests for place, row in models.spending.rows.items()}
+            counted = {place: row.requests for place, row in models.usage.rows.items()}
             assert counted == {("annotation", "annotator", "near"): 1, ("practice", "judge", "near"): 3}
             assert models.endpoint("near") is models.endpoint("endpoint:near")
 
@@ -61,8 +61,8 @@ async def test_a_run_stops_before_its_budget_is_exceeded_and_what_was_answered_i
         assert refused
         assert answered
         assert "raise the budget" in str(refused[0])
-        spent = models.spending.total
-        assert spent.money + spent.perhaps <= limit.get("money", 1)
+        spent = models.usage.total
+        assert spent.money + spent.unconfirmed_money <= limit.get("money", 1)
         assert spent.prompt_tokens + spent.reply_tokens <= limit.get("tokens", 1e9)
         assert spent.sent <= limit.get("requests", 1e9)
         asked = server.completions
@@ -80,23 +80,23 @@ async def test_a_run_stops_before_its_budget_is_exceeded_and_what_was_answered_i
 
 async def test_requests_without_an_answer_count_against_the_budget_as_if_they_had_been_paid() -> None:
     async with served() as server, ChaosProxy(server.url, ChaosPlan(truncated=1.0)) as proxy:
-        settings = server.settings(url=proxy.url, input_price=0.0, output_price=1e6, attempts=50)
-        spending = Spending(BudgetConfig(money=20.0))  # a reply of 8 tokens may cost 8
-        endpoint = Endpoint("x", settings, spending=spending)
-        with pytest.raises(BudgetSpentError, match=r"16 is spent, and the next request may take 8"):
-            await endpoint.ask(question(1), role="agent")
-        assert (spending.total.money, spending.total.perhaps, spending.total.sent) == (0.0, 16.0, 2)
+        settings = server.settings(url=proxy.url, input_price=0.0, output_price=1e6, max_attempts=50)
+        usage = Usage(BudgetConfig(money=20.0))  # a reply of 8 tokens may cost 8
+        endpoint = Endpoint("x", settings, usage=usage)
+        with pytest.raises(BudgetSpentError, match=r"16 is spent, and the next request may need 8"):
+            await endpoint.complete(question(1), role="agent")
+        assert (usage.total.money, usage.total.unconfirmed_money, usage.total.sent) == (0.0, 16.0, 2)
         await endpoint.aclose()
 
 
 def test_a_record_that_cannot_be_read_is_not_taken_for_nothing_spent(tmp_path: Path) -> None:
-    file = tmp_path / "spending.json"
-    spending = Spending(file=file)
-    spending.row("agent", "x").add(Spent(requests=3, money=1.5))
-    spending.save()
-    assert Spending(file=file).total == Spent(requests=3, money=1.5)
+    file = tmp_path / "usage.json"
+    usage = Usage(file=file)
+    usage.row("agent", "x").add(UsageRow(requests=3, money=1.5))
+    usage.save()
+    assert Usage(file=file).total == UsageRow(requests=3, money=1.5)
     assert json.loads(file.read_text(encoding="utf-8"))["rows"][0]["money"] == 1.5
     for damaged in ("", "{}", '{"rows": [{}]}', '{"rows": [3]}'):
         file.write_text(damaged, encoding="utf-8")
-        with pytest.raises(StoreError, match="what was spent so far"):
-            Spending(file=file)
+        with pytest.raises(StoreError, match="the usage of the run so far"):
+            Usage(file=file)

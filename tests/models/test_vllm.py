@@ -1,12 +1,10 @@
-"""A real vLLM server over weights of ours: the same replies as in process, schemas kept to, lengths too.
+"""A real vLLM server over weights of ours: the same replies as in process, JSON schemas followed.
 
 Part of the suite where ``DREAMGYM_VLLM_PYTHON`` names an interpreter with vLLM (docs/guides/endpoints.md).
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -21,10 +19,8 @@ from dreamgym.models import tiny
 from dreamgym.models.endpoint.capabilities import check_endpoint
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.structured import extract_json
 from dreamgym.types import CompletionRequest, FailureKind
 from tests.models import small_models
-from tests.models.test_bounds import STORY
 
 pytestmark = pytest.mark.slow
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
@@ -73,7 +69,7 @@ async def endpoint(address: str) -> AsyncIterator[Endpoint]:
         "vllm",
         EndpointConfig.model_validate(settings | {"start_seconds": START_SECONDS, "timeout_seconds": 600}),
     )
-    await opened.reach()
+    await opened.check_reachable()
     yield opened
     await opened.aclose()
 
@@ -91,22 +87,11 @@ async def test_its_replies_and_log_probs_are_those_of_the_same_weights_in_proces
     local = LocalLanguageModel.load(f"hf:{weights}")
     for prompt in ("You see a fridge 1, a drawer", "go to", "open fridge 1\ntake"):
         request = CompletionRequest(prompt=prompt, max_tokens=8, stop=("\0",))
-        ours, theirs = await local.complete(request), await endpoint.ask(request, role="agent")
+        ours, theirs = await local.complete(request), await endpoint.complete(request, role="agent")
         assert theirs.prompt_token_ids == ours.prompt_token_ids
         assert theirs.token_ids == ours.token_ids
         assert theirs.logprobs == pytest.approx(ours.logprobs, abs=2e-3)
     await local.aclose()
-
-
-async def test_weights_that_know_no_json_write_a_whole_story_since_lengths_are_kept_to(
-    endpoint: Endpoint,
-) -> None:
-    questions = [
-        CompletionRequest(prompt=f"You see a drawer {n}.", schema=STORY, max_tokens=700) for n in range(4)
-    ]
-    for reply in await asyncio.gather(*(endpoint.ask(each, role="experience") for each in questions)):
-        assert set(json.loads(extract_json(reply.text))) == set(STORY["properties"])
-    assert endpoint.dialect.bounds
 
 
 async def test_what_is_longer_than_it_reads_is_told_as_such(endpoint: Endpoint) -> None:
@@ -115,5 +100,5 @@ async def test_what_is_longer_than_it_reads_is_told_as_such(endpoint: Endpoint) 
         CompletionRequest(prompt="look", max_tokens=2000),
     ):
         with pytest.raises(EpisodeFailedError) as caught:
-            await endpoint.ask(request, role="agent")
+            await endpoint.complete(request, role="agent")
         assert caught.value.kind is FailureKind.BUDGET

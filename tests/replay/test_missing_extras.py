@@ -23,7 +23,11 @@ def run_without(module: str, code: str, folder: Path) -> str:
     [
         ("faiss", "faiss", "ReplayBuffer.open('replay.sqlite', index='approximate')"),
         ("psycopg", "postgres", "ReplayBuffer.open('postgresql://me@localhost/db')"),
-        ("httpx", "endpoint", "ReplayBuffer.open('replay.sqlite', embedder='endpoint:m@http://localhost:9')"),
+        (
+            "aiohttp",
+            "endpoint",
+            "ReplayBuffer.open('replay.sqlite', embedder='endpoint:m@http://localhost:9')",
+        ),
         ("sentence_transformers", "embeddings", "ReplayBuffer.open('replay.sqlite', embedder='sentence:m')"),
     ],
 )

@@ -9,15 +9,19 @@ import asyncio
 import json
 import sys
 
-from dreamgym.models.http_server import Answer, Asked, HttpServer
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from dreamgym.http_server import HttpServer
 
 
-async def answer(asked: Asked) -> Answer:
-    prompt = json.loads(asked.body)["prompt"] if asked.body else ""
+async def answer(request: Request) -> Response:
+    body = await request.body()
+    prompt = json.loads(body)["prompt"] if body else ""
     action = prompt.rstrip("\n").rsplit("\n", 1)[-1]
     won = action == "action: go east"
     text = f"think: so it is.\nchange:\nnext: You hear: {action}.\nend: {'success' if won else 'no'}"
-    return Answer.json(
+    return JSONResponse(
         {
             "choices": [{"index": 0, "text": text, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 9, "completion_tokens": 9},
@@ -26,7 +30,7 @@ async def answer(asked: Asked) -> Answer:
 
 
 async def serve(port: int) -> None:
-    server = HttpServer(answer)
+    server = HttpServer.of(answer)
     await server.start(port=port)
     print(server.url, flush=True)
     await asyncio.Event().wait()

@@ -188,6 +188,6 @@ def test_an_endpoint_explains_trajectories_for_an_experience_model_to_learn_from
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["unexplained"] == 0
     assert len(server.requests) == 36
-    spent = json.loads(Path("taught/spending.json").read_text(encoding="utf-8"))
+    spent = json.loads(Path("taught/usage.json").read_text(encoding="utf-8"))
     [row] = spent["rows"]
     assert (row["stage"], row["role"], row["requests"]) == ("annotation", "annotator", 36)

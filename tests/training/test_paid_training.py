@@ -44,14 +44,16 @@ def told(value: Any) -> Any:
 
 
 async def practise(folder: Path, server: Served, *words: str, url: str | None = None) -> dict[str, Any]:
-    named = server.settings(url=url or server.url, attempts=20, timeout_seconds=20).model_dump(mode="json")
+    named = server.settings(url=url or server.url, max_attempts=20, timeout_seconds=20).model_dump(
+        mode="json"
+    )
     started = f'train.init_from="{folder.parent / "warm" / "run"}"'
     config = settings(folder, *WORDS, started, *words)
     config = Config.model_validate(config.model_dump() | {"endpoints": {"near": named}})
     async with LanguageModels(config, folder=folder) as models:
         dream = AskingDream(models.open("endpoint:near", role="experience"))
         summary = await train(config, real=FACTORY, experience_model=dream)
-        return {**summary, "paid": models.spending.total, "rows": models.spending.rows}
+        return {**summary, "paid": models.usage.total, "rows": models.usage.rows}
 
 
 def learnt(folder: Path) -> list[Row]:

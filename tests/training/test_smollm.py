@@ -86,7 +86,7 @@ async def test_it_dreams_explains_judges_and_grades_in_form(
         imagined = await dreamer.predict(EPISODE.task, NOTHING, (), start, first.action)
         annotator = LanguageModelAnnotator(models.open(name, role="annotator"), name=name, max_tokens=900)
         explained = await annotator.annotate(EPISODE)
-        total = models.spending.total
+        total = models.usage.total
     assert imagined.outcome.next_state.text.strip()
     assert len(explained.notes) == 2
     assert 0 <= scores.consistency <= 2

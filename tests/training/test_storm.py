@@ -14,7 +14,7 @@ import pytest
 from dreamgym.config import Config, EndpointConfig
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.models.registry import LanguageModels
-from dreamgym.models.usage import Spent
+from dreamgym.models.usage import UsageRow
 from dreamgym.protocols import LanguageModel
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.testing.scripted_server import ScriptedServer
@@ -55,9 +55,9 @@ class ToldDream(CorridorDream):
         return replace(found, outcome=replace(found.outcome, next_state=State(text=said.text)))
 
 
-async def practise(folder: Path, url: str) -> Spent:
+async def practise(folder: Path, url: str) -> UsageRow:
     near = EndpointConfig(
-        url=url, model="scripted", attempts=20, timeout_seconds=20, pause_seconds=0.02, concurrency=128
+        url=url, model="scripted", max_attempts=20, timeout_seconds=20, backoff_seconds=0.02, concurrency=128
     )
     started = f'train.init_from="{folder.parent / "warm" / "run"}"'
     config = settings(folder, "train.mode=dream", *WORDS, started)
@@ -68,7 +68,7 @@ async def practise(folder: Path, url: str) -> Spent:
         dream: Any = ToldDream(models.open("endpoint:near", role="experience"))
         summary = await train(config, real=FACTORY, experience_model=dream)
         assert summary["ended"] == "9 steps are done"
-        return models.spending.total
+        return models.usage.total
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ async def test_a_storm_of_five_thousand_requests_changes_nothing_that_is_learnt_
 
             async def die_twice() -> None:
                 for reached in (ENOUGH // 5, ENOUGH // 2):
-                    while proxy.passed_on < reached:  # noqa: ASYNC110
+                    while proxy.forwarded < reached:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                     await proxy.stop()
                     await asyncio.sleep(0.5)

@@ -180,11 +180,11 @@ async def _members(
     async with LanguageModels(config) as models:
         with stage("evaluation"):
             model = models.open(name, role="agent")
-            await models.reach()
+            await models.check_reachable()
             agent_config = config.agent.at_temperature(heat)
             yield prompted_policy_factory(model, agent_config, name=name), name
-        if models.spending.rows:
-            console.err.print(f"endpoints: {models.spending.line()}", markup=False, soft_wrap=True)
+        if models.usage.rows:
+            console.err.print(f"endpoints: {models.usage.summary()}", markup=False, soft_wrap=True)
 
 
 def _keep(run: Path, result: dict[str, Any]) -> None:

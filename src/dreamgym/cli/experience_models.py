@@ -121,6 +121,6 @@ def experience_model(
         try:
             yield loaded
         finally:
-            if loaded.models.spending.rows:
-                usage = f"endpoints: {loaded.models.spending.line()}"
+            if loaded.models.usage.rows:
+                usage = f"endpoints: {loaded.models.usage.summary()}"
                 console.err.print(usage, markup=False, soft_wrap=True)

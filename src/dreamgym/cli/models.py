@@ -1,8 +1,9 @@
-"""`dreamgym models`: what an endpoint can do, and a local model served as one."""
+"""`dreamgym models`: check what an endpoint can do, and serve a local model as an endpoint."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from contextlib import suppress
@@ -37,17 +38,16 @@ def check(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The same, as an option.", metavar="NAME")] = None,
     base_url: BaseUrl = None,
-    requests: Annotated[int, typer.Option(help="Sent at once to measure speed.", min=1)] = 16,
+    requests: Annotated[int, typer.Option(help="Requests of the speed check.", min=1)] = 16,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Ask an endpoint a few dozen small questions, and say what it can do. Exit code 1 if it cannot serve.
+    """Check what an endpoint can do, with a few dozen small requests. Exit code 1 if it cannot be used.
 
-    Whether it can be reached, speaks chat and completions, keeps replies to a JSON schema, offers log-probs,
-    keeps to seeds, answers the same at temperature 0, how much it reads, and how fast it is. Then it plays
-    four steps of a shipped household episode three times: whether its replies can be read, and how many
-    differ between replays.
+    Checks reachability, chat and completions, JSON schema, log-probs, seeds, determinism at temperature 0,
+    context length and speed. Then the model predicts four steps of a shipped household episode three times:
+    how many replies are readable, and how many differ between replays.
 
     Examples:
 
@@ -65,11 +65,11 @@ def check(
     settings = find_endpoint(name, resolve(config, overrides, {}).endpoints)
     found = asyncio.run(_check(name, settings, requests))
     marks = {True: "yes", False: "NO", None: "–"}
-    rows = [(each.name, marks[each.good], each.told) for each in found]
-    able = not any(each.good is False for each in found)
-    result = {"endpoint": name, "able": able, "findings": [asdict(each) for each in found]}
-    console.show(result, console.table(name, "what", "", "found", rows=rows), as_json=as_json)
-    if not able:
+    rows = [(each.name, marks[each.good], each.detail) for each in found]
+    usable = not any(each.good is False for each in found)
+    result = {"endpoint": name, "usable": usable, "findings": [asdict(each) for each in found]}
+    console.show(result, console.table(name, "check", "", "result", rows=rows), as_json=as_json)
+    if not usable:
         raise typer.Exit(1)
 
 
@@ -77,13 +77,19 @@ async def _check(name: str, settings: EndpointConfig, requests: int) -> list[Fin
     from dreamgym.models.endpoint.capabilities import check_endpoint
     from dreamgym.models.registry import endpoint_name
 
-    plain = endpoint_name(name)
-    found = await check_endpoint(plain, settings, requests=requests)
-    return found if any(each.good is False for each in found) else [*found, await _tried(plain, settings)]
+    found = await check_endpoint(endpoint_name(name), settings, requests=requests, log=_log)
+    if any(each.good is False for each in found):
+        return found
+    _log("checking predictions of a household episode (12 requests) ...")
+    return [*found, await _check_as_experience_model(settings)]
 
 
-async def _tried(name: str, settings: EndpointConfig) -> Finding:
-    """Whether it can play an environment, and whether it plays it the same way again."""
+def _log(line: str) -> None:
+    console.err.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+async def _check_as_experience_model(settings: EndpointConfig) -> Finding:
+    """Whether its predictions are readable, and equal between replays."""
     from dreamgym.config import Config
     from dreamgym.envs.registry import find_environment
     from dreamgym.experience.rewards import ModelVerdict
@@ -92,28 +98,28 @@ async def _tried(name: str, settings: EndpointConfig) -> Finding:
     from dreamgym.training.experience_loading import open_prompted_model
     from dreamgym.training.smoke_test import TASK_ENVIRONMENT, sample_episode, try_out
 
-    # Neither cached nor seeded: a reply that is remembered tells nothing of the next one.
-    asked = Config.model_validate(
+    # Without the cache: a cached reply shows nothing about the next one.
+    max_tokens = min(512, settings.context_length // 4)
+    config = Config.model_validate(
         {
             "environment": {"name": TASK_ENVIRONMENT},
             "endpoints": {"checked": settings.model_copy(update={"cache": None})},
-            "prompted": {"attempts": 1, "max_tokens": min(512, settings.context // 4), "demonstrations": 0},
+            "prompted": {"attempts": 1, "max_tokens": max_tokens, "demonstrations": 0},
         }
     )
-    async with LanguageModels(asked) as models:
-        dreamer = open_prompted_model(
-            *(f"{ENDPOINT}checked", models, asked, find_environment(TASK_ENVIRONMENT)),
+    async with LanguageModels(config) as models:
+        experience_model = open_prompted_model(
+            *(f"{ENDPOINT}checked", models, config, find_environment(TASK_ENVIRONMENT)),
             grader=ModelVerdict(),
         )
-        trial = await try_out(dreamer, sample_episode())
-    told = (
-        f"{trial.readable} of {trial.asked} replies readable; replays agree on {trial.agreeing} of "
-        f"{trial.steps} steps, {trial.exact} as in reality"
+        result = await try_out(experience_model, sample_episode())
+    detail = (
+        f"{result.readable} of {result.asked} replies readable; replays agree on {result.agreeing} of "
+        f"{result.steps} steps, {result.exact} equal to the real step"
     )
-    good = True if trial.readable == trial.asked and trial.agreeing == trial.steps else None
-    return Finding(
-        name="as experience model", good=good, told=told + (f"; {trial.problem}" if trial.problem else "")
-    )
+    good = True if result.readable == result.asked and result.agreeing == result.steps else None
+    problem = f"; {result.problem}" if result.problem else ""
+    return Finding(name="as experience model", good=good, detail=detail + problem)
 
 
 @app.command("serve")
@@ -123,78 +129,78 @@ def serve(
         str,
         typer.Argument(metavar="RUN|hf:PATH", help="A run of train or experience train, or hf:NAME_OR_PATH."),
     ],
-    host: Annotated[str, typer.Option(help="Whom to listen to; 127.0.0.1 is this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 for any that is free.", min=0, max=65535)] = 8000,
-    name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
-    key_from: Annotated[
-        str | None, typer.Option(help="Environment variable with the key that clients must bring.")
+    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1: this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 for any free port.", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, typer.Option(help="Name of the model for clients.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the API key that clients must send.")
     ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print one line per request.")] = False,
 ) -> None:
     """Serve a local model as an OpenAI-compatible endpoint until Ctrl-C.
 
     POST /v1/chat/completions and /v1/completions, GET /v1/models and /health. Requests of all clients are
-    computed together. Says its address on standard output.
+    computed in one batch. Prints its address to standard output.
 
     Examples:
 
       dreamgym models serve hf:models/chat --port 8000
 
-      dreamgym models serve runs/experience --port 0 --name experience
+      dreamgym models serve runs/experience --port 0 --name experience --verbose
     """
-    source = weights_of(model)
+    source = find_weights(model)
     need_models()
     key = ""
-    if key_from is not None:
-        key = os.environ.get(key_from, "").strip()
+    if api_key_env is not None:
+        key = os.environ.get(api_key_env, "").strip()
         if not key:
-            raise ConfigError(f"--key-from {key_from}: expected a key in ${key_from}, which is not set")
+            raise ConfigError(f"--api-key-env: expected a key in ${api_key_env}, which is not set")
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        logging.getLogger("dreamgym.serve").setLevel(logging.INFO)
     asyncio.run(_serve(source, name or Path(model.removeprefix("hf:")).name, host, port, key))
 
 
-def weights_of(model: str) -> str:
-    """The ``hf:`` name of the weights that a run has left.
+def find_weights(model: str) -> str:
+    """The ``hf:`` name of a run's weights.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or they cannot be loaded.
     """
+    from dreamgym.models.hub import check_weights
     from dreamgym.models.registry import LOCAL
 
-    if model.startswith(LOCAL):
+    if model.startswith(LOCAL) or model.endswith(".gguf"):
+        check_weights(model.removeprefix(LOCAL))
         return model
-    for part in ("policy", "model", "."):  # of train, of experience train, or weights themselves
-        if (Path(model) / part / "config.json").is_file() and (
-            Path(model) / part / "tokenizer.json"
-        ).is_file():
-            return f"{LOCAL}{Path(model) / part}"
+    for part in ("policy", "model", "."):  # of train, of experience train, or the weights themselves
+        folder = Path(model) / part
+        if (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file():
+            return f"{LOCAL}{folder}"
     raise ConfigError(
-        f"expected the folder of a finished run or hf:NAME_OR_PATH, found no weights in {model!r}"
+        f"expected the directory of a finished run or hf:NAME_OR_PATH, found no weights in {model!r}"
     )
 
 
 async def _serve(source: str, name: str, host: str, port: int, key: str) -> None:
-    from dreamgym.models.http_server import HttpServer
+    from dreamgym.http_server import HttpServer
     from dreamgym.models.local.chat_template import with_chat_template
     from dreamgym.models.local.language_model import LocalLanguageModel
-    from dreamgym.models.serve import ModelServer
+    from dreamgym.models.serve import model_app
     from dreamgym.training.model_setup import quiet_transformers
 
     quiet_transformers()
+    _log(f"loading {source} ...")
     local = LocalLanguageModel.load(source)
-    served = ModelServer(
-        name,
-        plain=local,
-        chat=with_chat_template(local),
-        context=getattr(local.model.config, "max_position_embeddings", None),
-        key=key,
-    )
-    server = HttpServer(served)
+    context = getattr(local.model.config, "max_position_embeddings", None)
+    server = HttpServer(model_app(name, plain=local, chat=with_chat_template(local), context=context, key=key))
     try:
         await server.start(host, port)
-        console.out.print(f"serving {served.name} at {server.url}/v1", markup=False, soft_wrap=True)
+        console.out.print(f"serving {name} at {server.url}/v1", markup=False, soft_wrap=True)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # Windows has none
+            with suppress(NotImplementedError):  # not on Windows
                 loop.add_signal_handler(number, stopped.set)
         with gc_frozen():
             await stopped.wait()

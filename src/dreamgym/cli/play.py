@@ -113,7 +113,7 @@ def play_command(
         asyncio.Runner() as runner,
         experience_model(dream, resolved, runner=runner, reward=reward, buffer=buffer) as loaded,
     ):
-        runner.run(loaded.models.reach())
+        runner.run(loaded.models.check_reachable())
         _play_dream(resolved, spec, loaded, split, task, sources, runner)
 
 

@@ -18,8 +18,8 @@ from dreamgym.report.episodes import recorded
 from dreamgym.report.page import page
 from dreamgym.report.run_reader import Run, find_runs, read_run
 from dreamgym.report.safe_reading import Problems, visible
-from dreamgym.report.spending import spending_sheet
 from dreamgym.report.tables import Sheet, as_json, cost_sheet, evaluation_sheet, overview, turned
+from dreamgym.report.usage import usage_sheet
 from dreamgym.types import Trajectory
 
 _ABREAST = 4
@@ -59,7 +59,7 @@ def report_command(
     unread = problems.count + sum(run.problems.count for run in found)
     result = {"report": str(out), "runs": as_json(found), "recorded": len(beside), "problems": unread}
     sides = [turned(overview(found[start : start + _ABREAST])) for start in range(0, len(found), _ABREAST)]
-    sheets = [*sides, evaluation_sheet(found), cost_sheet(found), spending_sheet(found)]
+    sheets = [*sides, evaluation_sheet(found), cost_sheet(found), usage_sheet(found)]
     console.show(result, [_table(sheet) for sheet in sheets if sheet.rows], as_json=as_json_document)
     if unread:
         console.err.print(f"{unread} places could not be read; the page says which", markup=False)

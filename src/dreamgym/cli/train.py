@@ -170,7 +170,10 @@ def _table(summary: dict[str, Any]) -> Any:
     for row in summary.get("endpoints", {}).get("rows", ()):
         asked = f"{row['requests']:,} requests, {row['prompt_tokens'] + row['reply_tokens']:,} tokens"
         rows.append(
-            (f"{row['role']}, {row['endpoint']}", f"{asked}, money {row['money'] + row['perhaps']:.4f}")
+            (
+                f"{row['role']}, {row['endpoint']}",
+                f"{asked}, money {row['money'] + row['unconfirmed_money']:.4f}",
+            )
         )
     title = f"{summary['out']}: {summary['ended']}; policy of step {summary['policy']}"
     return console.table(title, "spent", "amount", rows=rows)

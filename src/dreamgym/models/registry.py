@@ -18,7 +18,7 @@ from dreamgym.errors import ConfigError
 from dreamgym.models.endpoint.cache import ReplyCache
 from dreamgym.models.endpoint.client import Endpoint, check_settings
 from dreamgym.models.endpoint.language_model import EndpointLanguageModel
-from dreamgym.models.usage import FILE, Spending
+from dreamgym.models.usage import FILE, Usage
 from dreamgym.protocols import LanguageModel
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def find_endpoint(name: str, endpoints: Mapping[str, EndpointConfig]) -> Endpoin
     """
     if name.startswith(OPENAI) and "@" not in name:
         url = os.environ.get(_BASE_URL_VARIABLE) or _BASE_URL
-        return EndpointConfig(url=url, model=endpoint_name(name), key_from=_KEY_VARIABLE)
+        return EndpointConfig(url=url, model=endpoint_name(name), api_key_env=_KEY_VARIABLE)
     name = endpoint_name(name)
     if name in endpoints:
         return endpoints[name]
@@ -119,7 +119,7 @@ class LanguageModels:
         """
         self._config = config
         self._folder = folder
-        self.spending = Spending(config.budget, folder / FILE if folder is not None else None)
+        self.usage = Usage(config.budget, folder / FILE if folder is not None else None)
         self._endpoints: dict[str, Endpoint] = {}
         self._caches: dict[Path, ReplyCache] = {}
         self._local: dict[str, LocalLanguageModel] = {}
@@ -144,22 +144,22 @@ class LanguageModels:
         name = endpoint_name(name)
         if name not in self._endpoints:
             self._endpoints[name] = Endpoint(
-                name, settings, spending=self.spending, cache=self._cache(settings)
+                name, settings, usage=self.usage, cache=self._cache(settings)
             )
         return self._endpoints[name]
 
-    async def reach(self) -> None:
+    async def check_reachable(self) -> None:
         """Wait until each opened endpoint answers, so that a run fails before long work starts.
 
         Raises:
             EndpointError: an endpoint does not answer within its `start_seconds`.
         """
-        await asyncio.gather(*(endpoint.reach() for endpoint in self._endpoints.values()))
+        await asyncio.gather(*(endpoint.check_reachable() for endpoint in self._endpoints.values()))
 
-    def context(self, name: str) -> int:
+    def context_length(self, name: str) -> int:
         """The model's limit for prompt and reply together, in tokens."""
         if name.startswith(REMOTE):
-            return find_endpoint(name, self._config.endpoints).context
+            return find_endpoint(name, self._config.endpoints).context_length
         limit = getattr(self._load(name).model.config, "max_position_embeddings", None)
         return limit or _DEFAULT_CONTEXT
 
@@ -171,7 +171,7 @@ class LanguageModels:
             await model.aclose()
         for cache in self._caches.values():
             cache.close()
-        self.spending.save()
+        self.usage.save()
         self._endpoints, self._local, self._caches = {}, {}, {}
 
     async def __aenter__(self) -> Self:
@@ -192,7 +192,9 @@ class LanguageModels:
 
     def _load(self, name: str) -> LocalLanguageModel:
         if name not in self._local:
+            from dreamgym.models.hub import check_weights
             from dreamgym.models.local.language_model import LocalLanguageModel
 
+            check_weights(name.removeprefix(LOCAL))
             self._local[name] = LocalLanguageModel.load(name)
         return self._local[name]

@@ -1,7 +1,7 @@
-"""What endpoints have cost so far, by stage, role and endpoint, and the budget that it must stay within.
+"""Usage of endpoints by stage, role and endpoint (requests, tokens, seconds, money), and the budget.
 
-Money is what the server's own counts of tokens come to. A request that was sent and never answered may be on
-the bill too: it is counted apart, at the most it can cost, and the budget counts it in.
+Money is computed from the server's own token counts. A request that was sent and never answered may be billed
+too: its upper bound is counted as `unconfirmed_money`, and the budget includes it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from dreamgym.config import BudgetConfig, EndpointConfig
 from dreamgym.errors import BudgetSpentError, StoreError
 from dreamgym.files import write_text
 
-FILE = "spending.json"
+FILE = "usage.json"
 _stage: ContextVar[str] = ContextVar("stage", default="")
-_BETWEEN_WRITES = 1.0
-_LATENCIES = 4096
+_SECONDS_BETWEEN_WRITES = 2.0
+_MAX_LATENCIES = 4096
+_UNLIMITED = BudgetConfig()
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """What is asked within, also by tasks that begin there, is counted under this stage."""
+    """Count requests made within, also by tasks created there, under this stage."""
     token = _stage.set(name)
     try:
         yield
@@ -38,50 +39,53 @@ def stage(name: str) -> Iterator[None]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Spent:
-    """What one role has asked of one endpoint in one stage."""
+class UsageRow:
+    """Usage of one endpoint by one role in one stage."""
 
     requests: int = 0
     """Answered by the server."""
     sent: int = 0
-    """With those that were not answered, and retries."""
+    """All attempts, including retries and unanswered ones."""
     retries: int = 0
     failures: int = 0
-    """Requests given up."""
+    """Requests without a completion after all attempts."""
     cache_hits: int = 0
     shared: int = 0
-    """Answered by an equal request that was in flight already."""
-    repeated: int = 0
-    """Answered with the very text of the answer before, which was to another question."""
+    """Answered by an equal request that was already in flight."""
     prompt_tokens: int = 0
     reply_tokens: int = 0
     seconds: float = 0.0
-    """From first sending to reply, of answered requests, added up."""
+    """From the first attempt to the reply, summed over answered requests."""
     money: float = 0.0
-    perhaps: float = 0.0
-    """The most that requests without an answer may have cost beside."""
+    unconfirmed_money: float = 0.0
+    """Upper bound of what unanswered requests may have cost."""
 
-    def add(self, other: Spent) -> None:
-        for each in fields(Spent):
+    def add(self, other: UsageRow) -> None:
+        for each in fields(UsageRow):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
-    def asked(self) -> int:
-        """By whoever wanted a completion, in all."""
+    def calls(self) -> int:
+        """All requested completions, whether they were sent or not."""
         return self.requests + self.cache_hits + self.shared + self.failures
 
     @property
     def hit_rate(self) -> float:
-        return (self.cache_hits + self.shared) / max(1, self.asked)
+        return (self.cache_hits + self.shared) / max(1, self.calls)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Most:
-    """The most that something can cost."""
+@dataclass(slots=True, kw_only=True)
+class Reservation:
+    """An upper bound of what requests in flight can use."""
 
     money: float = 0.0
     tokens: int = 0
     requests: int = 0
+
+    def add(self, other: Reservation, sign: int = 1) -> None:
+        self.money += sign * other.money
+        self.tokens += sign * other.tokens
+        self.requests += sign * other.requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,99 +106,87 @@ class Prices:
         return prompt_tokens * self.prompt + reply_tokens * self.reply
 
 
-@dataclass(slots=True)
-class _Held:
-    money: float = 0.0
-    tokens: int = 0
-    requests: int = 0
-
-
-Place = tuple[str, str, str]
+RowKey = tuple[str, str, str]
 """(stage, role, endpoint)."""
 
 
 @dataclass(slots=True)
-class Spending:
-    """Counts, and says no in time. Where `file` is given, a run that goes on also goes on counting."""
+class Usage:
+    """Counts usage and enforces the budget. With a `file`, a resumed run continues the counts."""
 
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     file: Path | None = None
-    rows: dict[Place, Spent] = field(default_factory=dict)
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
-    _held: _Held = field(default_factory=_Held)
-    _freed: asyncio.Event = field(default_factory=asyncio.Event)
+    rows: dict[RowKey, UsageRow] = field(default_factory=dict)
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_LATENCIES))
+    _reserved: Reservation = field(default_factory=Reservation)
+    _released: asyncio.Event = field(default_factory=asyncio.Event)
     _written: float = 0.0
 
     def __post_init__(self) -> None:
         """
         Raises:
-            StoreError: the file is there and cannot be read: without it the budget would begin anew.
+            StoreError: the file exists and cannot be read: without it the budget would start from 0 again.
         """
         if self.file is None or not self.file.exists():
             return
         try:
             for row in json.loads(self.file.read_text(encoding="utf-8"))["rows"]:
-                place = (str(row.pop("stage")), str(row.pop("role")), str(row.pop("endpoint")))
-                self.rows[place] = Spent(**row)
+                key = (str(row.pop("stage")), str(row.pop("role")), str(row.pop("endpoint")))
+                self.rows[key] = UsageRow(**row)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
-                f"{self.file}: expected what was spent so far, {error!r}; remove it to count from 0"
+                f"{self.file}: expected the usage of the run so far, {error!r}; remove it to count from 0"
             ) from None
 
-    def row(self, role: str, endpoint: str) -> Spent:
-        """Where to count what is asked now."""
-        return self.rows.setdefault((_stage.get(), role, endpoint), Spent())
+    def row(self, role: str, endpoint: str) -> UsageRow:
+        """The row of the current stage."""
+        return self.rows.setdefault((_stage.get(), role, endpoint), UsageRow())
 
     @property
-    def total(self) -> Spent:
-        total = Spent()
+    def total(self) -> UsageRow:
+        total = UsageRow()
         for row in self.rows.values():
             total.add(row)
         return total
 
-    async def reserve(self, most: Most) -> None:
-        """Hold back the most that a request can cost; give it back with `release`.
+    async def reserve(self, wanted: Reservation) -> None:
+        """Reserve the upper bound of a request; return it with `release`.
 
-        While other requests are under way that may turn out cheaper, it waits for them.
+        Waits while other requests in flight may turn out cheaper than reserved.
 
         Raises:
-            BudgetSpentError: not even then would it fit.
+            BudgetSpentError: it does not fit even without them.
         """
-        while (short := self._short(most)) is not None:
-            if not self._held.requests:
+        while (problem := self._exceeded(wanted)) is not None:
+            if not self._reserved.requests:
                 raise BudgetSpentError(
-                    f"{short}; nothing more is asked. What was done is kept: raise the budget to go on"
+                    f"{problem}; no more requests are sent. Results are saved: raise the budget to resume"
                 )
-            self._freed.clear()
-            await self._freed.wait()
-        held = self._held
-        held.money += most.money
-        held.tokens += most.tokens
-        held.requests += most.requests
+            self._released.clear()
+            await self._released.wait()
+        self._reserved.add(wanted)
 
-    def release(self, most: Most) -> None:
-        held = self._held
-        held.money -= most.money
-        held.tokens -= most.tokens
-        held.requests -= most.requests
-        self._freed.set()
-        if self.file is not None and time.monotonic() - self._written > _BETWEEN_WRITES:
+    def release(self, reserved: Reservation) -> None:
+        self._reserved.add(reserved, -1)
+        self._released.set()
+        if self.file is not None and time.monotonic() - self._written > _SECONDS_BETWEEN_WRITES:
             self.save()
 
-    def _short(self, most: Most) -> str | None:
-        budget = self.budget
+    def _exceeded(self, wanted: Reservation) -> str | None:
+        """The first limit that the request might exceed."""
+        budget, reserved = self.budget, self._reserved
         if budget == _UNLIMITED:
             return None
-        spent, held = self.total, self._held
-        for name, limit, used, wanted in (
-            ("money", budget.money, spent.money + spent.perhaps, held.money + most.money),
-            ("tokens", budget.tokens, spent.prompt_tokens + spent.reply_tokens, held.tokens + most.tokens),
-            ("requests", budget.requests, spent.sent, held.requests + most.requests),
+        used = self.total
+        for name, limit, spent in (
+            ("money", budget.money, used.money + used.unconfirmed_money),
+            ("tokens", budget.tokens, used.prompt_tokens + used.reply_tokens),
+            ("requests", budget.requests, used.sent),
         ):
-            if limit is not None and used + wanted > limit:
+            more = getattr(wanted, name)
+            if limit is not None and spent + getattr(reserved, name) + more > limit:
                 return (
-                    f"budget.{name}={limit:g}: {used:.6g} is spent, "
-                    f"and the next request may take {getattr(most, name):.6g}"
+                    f"budget.{name}={limit:g}: {spent:.6g} is spent, and the next request may need {more:.6g}"
                 )
         return None
 
@@ -206,7 +198,7 @@ class Spending:
         return {"rows": rows, "hit_rate": round(self.total.hit_rate, 4), **self.percentiles()}
 
     def percentiles(self) -> dict[str, float]:
-        """Seconds from sending to reply, of the newest requests."""
+        """Seconds from sending to reply, over the newest requests."""
         known = sorted(self.latencies)
         if not known:
             return {}
@@ -215,25 +207,22 @@ class Spending:
             for share in (50, 95)
         }
 
-    def line(self) -> str:
-        """For a progress bar.
+    def summary(self) -> str:
+        """One line for a progress bar.
 
-        >>> Spending().line()
-        '0 asked, 0% from cache, 0 tokens, money 0.0000'
+        >>> Usage().summary()
+        '0 requests, 0% cached, 0 tokens, money 0.0000'
         """
         total = self.total
         tokens = total.prompt_tokens + total.reply_tokens
         return (
-            f"{total.asked:,} asked, {total.hit_rate:.0%} from cache, {tokens:,} tokens, "
-            f"money {total.money + total.perhaps:.4f}"
+            f"{total.calls:,} requests, {total.hit_rate:.0%} cached, {tokens:,} tokens, "
+            f"money {total.money + total.unconfirmed_money:.4f}"
         )
 
     def save(self) -> None:
-        """Whole or not at all."""
+        """Write the file atomically."""
         if self.file is None or not self.rows:
             return
         self._written = time.monotonic()
         write_text(self.file, json.dumps(self.to_dict(), indent=2) + "\n")
-
-
-_UNLIMITED = BudgetConfig()

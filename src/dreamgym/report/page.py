@@ -19,7 +19,6 @@ from dreamgym.report.charts import COLOURS, Chart, draw
 from dreamgym.report.episodes import STEP_LIMIT, TEXT_LIMIT, told
 from dreamgym.report.run_reader import Run
 from dreamgym.report.safe_reading import visible
-from dreamgym.report.spending import spending_sheet
 from dreamgym.report.tables import (
     Sheet,
     cost_sheet,
@@ -30,6 +29,7 @@ from dreamgym.report.tables import (
     overview,
     pool_sheets,
 )
+from dreamgym.report.usage import usage_sheet
 from dreamgym.types import Trajectory
 
 
@@ -64,7 +64,7 @@ def page(runs: Sequence[Run], recorded: Sequence[Trajectory] = ()) -> str:
                 "What was spent",
                 [
                     _table(cost_sheet(runs)),
-                    *(_table(asked) for asked in [spending_sheet(runs)] if asked.rows),
+                    *(_table(asked) for asked in [usage_sheet(runs)] if asked.rows),
                 ],
             ),
             _viewer(runs, recorded),

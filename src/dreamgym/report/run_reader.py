@@ -22,7 +22,7 @@ from dreamgym.report.safe_reading import (
 )
 
 METRICS, SUMMARY, CONFIG, CURVE = "metrics.jsonl", "summary.json", "config.json", "curve.json"
-SPENDING = "spending.json"
+USAGE = "usage.json"
 _SIGNS = (METRICS, SUMMARY, CURVE, "run.json", "fidelity.json", "tasks.jsonl", "trajectories")
 """Not config.json, which folders of weights have too."""
 _MOST_FILES = 200
@@ -71,7 +71,7 @@ class Run:
     comparisons: list[tuple[str, Point, int]] = field(default_factory=list)
     """Paired differences: against whom, how much better, on how many episodes."""
     stages: list[Stage] = field(default_factory=list)
-    spending: Row | None = None
+    usage: Row | None = None
     """What was asked of endpoints, where any was."""
     pool: PoolSummary | None = None
     fidelity: list[tuple[str, Row]] = field(default_factory=list)
@@ -134,7 +134,7 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
     spent: Row = next(told, row_at(summary, "spent"))
     run.stages = [*_stages(spent), *_summary_stages(summary)]
     run.world = _world(read_object(path / CONFIG, problems), spent)
-    run.spending = read_object(path / SPENDING, problems)
+    run.usage = read_object(path / USAGE, problems)
     _read_evaluations(run)
     run.pool = summarize_pool(path / "tasks.jsonl", problems)
     for file in sorted(path.glob("fidelity*.json"))[:_MOST_FILES]:

@@ -1,52 +1,57 @@
-"""A real HTTP proxy on loopback that breaks replies by a seeded plan, to test whoever talks through it.
+"""An HTTP proxy on loopback that breaks replies by a seeded plan, to test the clients that use it.
 
 async with ChaosProxy("http://127.0.0.1:8000", ChaosPlan(seed=1, dropped=0.1, limited=0.1)) as proxy:
-    ...  # talk to proxy.url; proxy.faults counts what was done to you
+    ...  # send requests to proxy.url; proxy.faults counts the injected faults
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from dreamgym.errors import ConfigError, MissingExtraError
-from dreamgym.models.endpoint.transport import make_client, own_connections
-from dreamgym.models.http_server import Answer, Asked, HttpServer
+import aiohttp
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from dreamgym.errors import ConfigError
+from dreamgym.http_server import HttpServer
 
 _HOP = frozenset({"host", "content-length", "connection", "transfer-encoding", "accept-encoding"})
-_REPLACED = {
+_KEPT = ("content-type", "retry-after")
+_PIECES = 8
+_BODIES = {
     "empty": b"",
     "not_json": b"<html><body>Bad gateway</body></html>",
     "wrong_shape": b'{"object":"list","data":[],"choices":[]}',
     "silent": b'{"choices":[{"index":0,"finish_reason":"stop","message":{"content":null}}]}',
 }
-"""Bodies that come with status 200 instead of the server's own."""
+"""Bodies that replace the server's own, with status 200."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosPlan:
-    """The share of requests that each fault befalls. Number n of a seed always gets the same one."""
+    """The share of requests with each fault. Request n of a seed always has the same fault."""
 
     seed: int = 0
     limited: float = 0.0
     """429 with Retry-After."""
     failing: float = 0.0
-    """500, 502 or 503, without asking the server."""
+    """500, 502 or 503, without forwarding the request."""
     dropped: float = 0.0
-    """The connection is closed instead of a reply, before or after the server was asked."""
+    """The connection is closed without a reply, before or after the request is forwarded."""
     slow: float = 0.0
-    """The reply comes `delay` seconds late."""
+    """The reply is `delay` seconds late."""
     drip: float = 0.0
-    """The reply comes in pieces, `delay` seconds in all."""
+    """The reply is sent in pieces over `delay` seconds."""
     truncated: float = 0.0
     """The connection is closed in the middle of the body."""
     cut_json: float = 0.0
-    """The body is whole for HTTP, and half of its JSON."""
+    """The body is complete for HTTP and contains half of its JSON."""
     empty: float = 0.0
     not_json: float = 0.0
     wrong_shape: float = 0.0
@@ -66,49 +71,49 @@ class ChaosPlan:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in numbers}
 
     def fault(self, number: int) -> tuple[str | None, random.Random]:
-        """What happens to request `number`, and the dice for its details."""
-        dice = random.Random(f"{self.seed}:{number}")
-        drawn = dice.random()
+        """The fault of request `number`, and a generator for its details."""
+        generator = random.Random(f"{self.seed}:{number}")
+        drawn = generator.random()
         for name, share in self.shares.items():
             drawn -= share
             if drawn < 0:
-                return name, dice
-        return None, dice
+                return name, generator
+        return None, generator
 
 
 class ChaosProxy:
-    """Stands before a server, passes requests on, and breaks what comes back."""
+    """Forwards requests to a server and breaks its replies."""
 
     def __init__(self, upstream: str, plan: ChaosPlan | None = None) -> None:
         self.plan = plan if plan is not None else ChaosPlan()
         self.faults: Counter[str] = Counter()
-        self.passed_on = 0
+        self.forwarded = 0
         """Requests that reached the server."""
         self._upstream = upstream.rstrip("/")
         self._number = 0
-        self._server = HttpServer(self._handle)
-        try:
-            import httpx
-        except ImportError:
-            raise MissingExtraError("the chaos proxy", "endpoint") from None
-        self._client = make_client(own_connections((upstream,)), timeout=None)
-        self._http_error = httpx.HTTPError
+        self._server = HttpServer.of(self._handle)
+        self._session: aiohttp.ClientSession | None = None
 
     @property
     def url(self) -> str:
         return self._server.url
 
     async def start(self) -> None:
-        """Begin, or begin again at the same address after `stop`."""
+        """Start, or start again at the same address after `stop`."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            timeout = aiohttp.ClientTimeout(total=None)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         await self._server.start(port=self._server.port)
 
     async def stop(self) -> None:
-        """As if the server had been killed: connections break, new ones are refused."""
+        """Behave like a killed server: open connections break, new ones are refused."""
         await self._server.aclose()
 
     async def aclose(self) -> None:
         await self._server.aclose()
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -119,47 +124,61 @@ class ChaosProxy:
     ) -> None:
         await self.aclose()
 
-    async def _handle(self, asked: Asked) -> Answer | None:
+    async def _handle(self, request: Request) -> Response:
         self._number += 1
-        fault, dice = self.plan.fault(self._number)
+        fault, generator = self.plan.fault(self._number)
         if fault is not None:
             self.faults[fault] += 1
         if fault == "limited":
             return _refusal(429, {"retry-after": f"{self.plan.retry_after:g}"})
         if fault == "failing":
-            return _refusal(dice.choice((500, 502, 503)))
-        if fault == "dropped" and dice.random() < 0.5:
-            return None
-        answer = await self._passed_on(asked)
+            return _refusal(generator.choice((500, 502, 503)))
+        if fault == "dropped" and generator.random() < 0.5:
+            return await self._drop(request)
+        status, body, headers = await self._forward(request)
         if fault == "dropped":
-            return None
+            return await self._drop(request)
         if fault == "slow":
             await asyncio.sleep(self.plan.delay)
-        elif fault == "drip":
-            return replace(answer, drip=self.plan.delay / 8)
-        elif fault == "truncated":
-            return replace(answer, cut=len(answer.body) // 2)
+        elif fault in ("drip", "truncated"):
+            length = {"content-length": str(len(body))}
+            return StreamingResponse(self._pieces(request, body, fault), status, headers | length)
         elif fault == "cut_json":
-            return replace(answer, status=200, body=answer.body[: len(answer.body) // 2])
-        elif fault in _REPLACED:
-            return replace(answer, status=200, body=_REPLACED[fault])
-        return answer
+            status, body = 200, body[: len(body) // 2]
+        elif fault in _BODIES:
+            status, body = 200, _BODIES[fault]
+        return Response(body, status, headers)
 
-    async def _passed_on(self, asked: Asked) -> Answer:
-        headers = {name: value for name, value in asked.headers.items() if name not in _HOP}
-        self.passed_on += 1
+    async def _forward(self, request: Request) -> tuple[int, bytes, dict[str, str]]:
+        assert self._session is not None
+        headers = {name: value for name, value in request.headers.items() if name not in _HOP}
+        url, data = f"{self._upstream}{request.url.path}", await request.body()
+        self.forwarded += 1
         try:
-            reply = await self._client.request(
-                asked.method, f"{self._upstream}{asked.path}", content=asked.body, headers=headers
-            )
-        except self._http_error:
-            return _refusal(502)
-        kept = {
-            name: reply.headers[name] for name in ("content-type", "retry-after") if name in reply.headers
-        }
-        return Answer(status=reply.status_code, body=reply.content, headers=kept)
+            async with self._session.request(request.method, url, data=data, headers=headers) as reply:
+                kept = {
+                    name: reply.headers[name]
+                    for name in ("content-type", "retry-after")
+                    if name in reply.headers
+                }
+                return reply.status, await reply.read(), kept
+        except aiohttp.ClientError:
+            return 502, b"", {}
+
+    async def _pieces(self, request: Request, body: bytes, fault: str) -> AsyncIterator[bytes]:
+        if fault == "truncated":
+            yield body[: len(body) // 2]
+            await self._server.drop(request)
+            return
+        size = max(1, len(body) // _PIECES)
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
+            await asyncio.sleep(self.plan.delay / _PIECES)
+
+    async def _drop(self, request: Request) -> Response:
+        await self._server.drop(request)
+        return Response()
 
 
-def _refusal(status: int, headers: dict[str, str] | None = None) -> Answer:
-    body = json.dumps({"error": {"message": "chaos", "code": status}}).encode()
-    return Answer(status=status, body=body, headers=headers or {})
+def _refusal(status: int, headers: dict[str, Any] | None = None) -> Response:
+    return JSONResponse({"error": {"message": "chaos", "code": status}}, status, headers)

@@ -1,4 +1,4 @@
-"""A language model that says what it is told to: for tests of whatever sits on top of one."""
+"""A language model whose replies are given by a function, for tests of code that uses one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Script = Callable[[CompletionRequest], str]
 
 
 class ScriptedLanguageModel:
-    """Answers each request with `script(request)`, and remembers what it was asked.
+    """Answers each request with `script(request)` and records the requests.
 
     >>> model = ScriptedLanguageModel(lambda request: request.prompt.upper())
     >>> asyncio.run(model.complete(CompletionRequest(prompt="hello"))).text
@@ -24,5 +24,5 @@ class ScriptedLanguageModel:
 
     async def complete(self, request: CompletionRequest) -> Completion:
         self.requests.append(request)
-        await asyncio.sleep(0)  # others get their turn, as with a real model
+        await asyncio.sleep(0)  # other tasks run, as with a real model
         return Completion(text=self._script(request))

@@ -151,7 +151,7 @@ async def _language_model(
         if all(trajectory in there for trajectory in trajectories):
             return there  # without waiting for weights that would not be asked
     model = models.open(wanted, role="annotator")
-    annotator = LanguageModelAnnotator(model, name=wanted, **_fitting(models.context(wanted)))
+    annotator = LanguageModelAnnotator(model, name=wanted, **_fitting(models.context_length(wanted)))
     with stage("annotation"):
         await annotate_all(trajectories, annotator, folder, on_progress=on_progress)
     return RecordedAnnotator(folder, wanted)

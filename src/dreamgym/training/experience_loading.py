@@ -274,11 +274,11 @@ def open_prompted_model(
 ) -> PromptedExperienceModel:
     """A language model that is prompted to predict the environment that the settings name."""
     settings = config.prompted.without(without)
-    room = models.context(name) - settings.max_tokens
+    room = models.context_length(name) - settings.max_tokens
     if room <= 0:
         raise ConfigError(
             f"prompted.max_tokens={settings.max_tokens} leaves no room for a prompt in the "
-            f"{models.context(name)} tokens that {name} reads; lower it, or set the endpoint's context"
+            f"{models.context_length(name)} tokens that {name} reads; lower it, or set the endpoint's context"
         )
     return PromptedExperienceModel(
         models.open(name, role="experience"),

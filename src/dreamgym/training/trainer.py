@@ -22,7 +22,7 @@ from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import Evaluation, EvaluationSettings, evaluate
 from dreamgym.files import atomic_directory, write_text
 from dreamgym.models.registry import LanguageModels, check_language_model, names_language_model
-from dreamgym.models.usage import Spending, stage
+from dreamgym.models.usage import Usage, stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
 from dreamgym.rollout_groups import Breaker, GroupSettings
 from dreamgym.rollouts import Limits, Origin
@@ -152,7 +152,7 @@ async def train(
     with _run_folder(config) as folder:
         async with AsyncExitStack() as stack:
             models = await stack.enter_async_context(LanguageModels(config, folder=folder.path))
-            run = _Run(config, spec, folder, offline, tell, models.spending)
+            run = _Run(config, spec, folder, offline, tell, models.usage)
             given = Overrides(
                 real=real, experience_model=experience_model, start_for=start_for, models=models
             )
@@ -170,10 +170,10 @@ class _Run:
         folder: RunDir,
         offline: Sequence[Trajectory],
         tell: OnProgress,
-        spending: Spending,
+        usage: Usage,
     ) -> None:
         self._config = config
-        self._spending = spending
+        self._usage = usage
         self._spec = spec
         self._folder = folder
         self._offline = offline
@@ -199,7 +199,7 @@ class _Run:
             stack, config, self._spec, self._folder, self._offline, given, self._remembered
         )
         if given.models is not None:
-            await given.models.reach()  # rather than after a warm start
+            await given.models.check_reachable()  # rather than after a warm start
         await self._warm_start()
         learner = make_learner(config, policy, self._refusals)
         source = await self._tasks(stack, given, world, make_tasks)
@@ -297,8 +297,8 @@ class _Run:
             "policies": folder.kept_policies(),
             "spent": {name: round(amount, 2) for name, amount in ledger.spent.items()},
         }
-        if self._spending.rows:
-            summary["endpoints"] = self._spending.to_dict()
+        if self._usage.rows:
+            summary["endpoints"] = self._usage.to_dict()
         write_text(folder.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
@@ -391,7 +391,7 @@ class _Run:
                 total=total,
                 row=row,
                 warnings=tuple(warnings),
-                endpoints=self._spending.line() if self._spending.rows else "",
+                endpoints=self._usage.summary() if self._usage.rows else "",
             )
         )
 

@@ -1,7 +1,7 @@
-"""Replies on disk, by a hash of what was asked; several processes may share one file.
+"""Completions on disk, keyed by a hash of the request; several processes may share one file.
 
-A reply that `put` returned from survives a crash of the process; a power cut may cost the newest ones, never
-the file. Prompts are not kept, nor is any key.
+A completion that `put` stored survives a crash of the process; a power failure may lose the newest ones, not
+the file. Prompts and API keys are not stored.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ class ReplyCache:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            StoreError: there is something else at this path, or it cannot be written.
+            StoreError: the file is not a database, or cannot be written.
         """
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._rows = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
-            self._rows.execute("PRAGMA journal_mode=WAL")
-            self._rows.execute("PRAGMA synchronous=NORMAL")
-            self._rows.execute(_TABLE)
+            self._database = sqlite3.connect(
+                path, timeout=30.0, isolation_level=None, check_same_thread=False
+            )
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.execute(_TABLE)
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"{path}: cannot keep replies there: {error}; choose another cache") from None
+            raise StoreError(f"{path}: cannot cache replies there: {error}; choose another cache") from None
 
     def get(self, key: bytes) -> Completion | None:
-        """A row that cannot be read counts as none: it is asked for and written anew."""
+        """None for an unreadable row too: the request is sent again and the row is replaced."""
         try:
-            found = self._rows.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+            found = self._database.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
             if found is None:
                 return None
             stored: dict[str, Any] = json.loads(zlib.decompress(found[0]))
@@ -49,19 +51,19 @@ class ReplyCache:
     def put(self, key: bytes, completion: Completion) -> None:
         """
         Raises:
-            StoreError: the disk is full, say.
+            StoreError: the row cannot be written (disk full, for example).
         """
         reply = zlib.compress(json.dumps(asdict(completion), separators=(",", ":")).encode())
         try:
-            self._rows.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
+            self._database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: cannot write a reply: {error}; make room and run again") from None
 
     def __len__(self) -> int:
-        return int(self._rows.execute("SELECT count(*) FROM replies").fetchone()[0])
+        return int(self._database.execute("SELECT count(*) FROM replies").fetchone()[0])
 
     def close(self) -> None:
-        self._rows.close()
+        self._database.close()
 
 
 def _frozen(value: Any) -> Any:

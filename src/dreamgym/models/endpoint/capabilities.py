@@ -1,4 +1,4 @@
-"""Asks an endpoint what it can do, in a few dozen small requests, and tells what it found."""
+"""Finds out what an endpoint can do, with a few dozen small requests."""
 
 from __future__ import annotations
 
@@ -12,96 +12,98 @@ from typing import Any
 
 from dreamgym.config import EndpointConfig
 from dreamgym.errors import BudgetSpentError, EndpointError, EpisodeFailedError
+from dreamgym.http_client import RequestFailedError
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.types import Completion, CompletionRequest, JsonValue
 
 _PROMPT = "Name three things that stand in a kitchen, and say of each where it stands."
 _STOP = ("\x00",)
-"""Never written; with it, a model that says nothing is an answer and no failure."""
+"""Never written; with it, an empty reply is a valid one."""
 _SCHEMA: dict[str, JsonValue] = {
     "type": "object",
     "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}, "sure": {"type": "boolean"}},
     "required": ["answer", "sure"],
     "additionalProperties": False,
 }
-_CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "n_ctx_train", "n_ctx")
+_CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "n_ctx_train", "n_ctx")
+
+Log = Callable[[str], None]
+_Check = Callable[[], Awaitable[tuple[bool | None, str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one question came to."""
+    """The result of one check."""
 
     name: str
     good: bool | None
-    """None where there is nothing to hope for either way."""
-    told: str
+    """None if neither result is a problem."""
+    detail: str
 
 
-async def check_endpoint(name: str, settings: EndpointConfig, *, requests: int = 16) -> list[Finding]:
-    """Reachability, kinds, structured output, log-probs, seeds, determinism, context, speed.
+async def check_endpoint(
+    name: str, settings: EndpointConfig, *, requests: int = 16, log: Log = lambda line: None
+) -> list[Finding]:
+    """Checks reachability, kinds, JSON schema, log-probs, seeds, determinism, context and speed.
 
     Args:
         requests: sent at the configured concurrency to measure speed.
+        log: called with one line before each check.
 
     Raises:
-        ConfigError: its key is missing.
+        ConfigError: the API key is missing.
     """
-    found: list[Finding] = []
     kinds = ("chat", "completions")
     endpoints = {
         kind: Endpoint(name, settings.model_copy(update={"kind": kind, "logprobs": True})) for kind in kinds
     }
     own = endpoints[settings.kind]
+    found: list[Finding] = []
+
+    async def check(title: str, call: _Check, *, needed: bool = False) -> bool | None:
+        log(f"checking {title} ...")
+        try:
+            good, detail = await call()
+        except (EpisodeFailedError, EndpointError, BudgetSpentError) as error:
+            good, detail = (False if needed else None), str(error)
+        found.append(Finding(name=title, good=good, detail=detail))
+        return good
+
     try:
-        found.append(await _reachable(own, settings))
-        if found[0].good is False:
+        if await check("reachable", partial(_reachable, own, settings), needed=True) is False:
             return found
         for kind in kinds:
-            needed = kind == settings.kind
-            found.append(await _asked(kind, partial(_speaks, endpoints[kind]), optional=not needed))
+            await check(kind, partial(_answers, endpoints[kind]), needed=kind == settings.kind)
         if not next(each for each in found if each.name == settings.kind).good:
             return found
-        found.append(await _asked("json schema", lambda: _structured(own), optional=True))
-        found.append(await _asked("log-probs", lambda: _logprobs(own), optional=True))
-        found.append(await _asked("seeds", lambda: _seeds(own), optional=True))
-        found.append(await _asked("determinism", lambda: _deterministic(own), optional=True))
-        found.append(await _asked("speed", lambda: _speed(own, requests), optional=True))
+        await check("json schema", partial(_json_schema, own))
+        await check("log-probs", partial(_logprobs, own))
+        await check("seeds", partial(_seeds, own))
+        await check("determinism", partial(_deterministic, own))
+        await check("speed", partial(_speed, own, requests))
     finally:
         for endpoint in endpoints.values():
             await endpoint.aclose()
     return found
 
 
-async def _asked(
-    name: str, ask: Callable[[], Awaitable[tuple[bool | None, str]]], *, optional: bool
-) -> Finding:
+async def _reachable(endpoint: Endpoint, settings: EndpointConfig) -> tuple[bool | None, str]:
     try:
-        good, told = await ask()
-    except (EpisodeFailedError, EndpointError, BudgetSpentError) as error:
-        good, told = (None if optional else False), str(error)
-    return Finding(name=name, good=good, told=told)
-
-
-async def _reachable(endpoint: Endpoint, settings: EndpointConfig) -> Finding:
-    addresses = endpoint.replicas.up
-    answers = await asyncio.gather(*(endpoint.answers(url) for url in addresses))
-    silent = [url for url, answered in zip(addresses, answers, strict=True) if not answered]
-    if len(silent) == len(addresses):
-        return Finding(name="reachable", good=False, told=f"nobody answers at {', '.join(silent)}")
-    told = f"{len(addresses) - len(silent)} of {len(addresses)} replicas"
+        up = await endpoint.is_up()
+    except RequestFailedError as error:
+        return False, str(error)
+    if not up:
+        return False, f"no reply from {endpoint.url}"
     listed = await endpoint.models()
     cards = [card for card in _cards(listed) if card.get("id") == settings.model]
+    detail = endpoint.url
     if listed is not None:
-        told += ", model listed" if cards else f", which do not list the model {settings.model!r}"
-    length = _context(cards[0]) if cards else None
-    if length is not None:
-        told += f", reads {length:,} tokens"
-        if length < settings.context:
-            told += f" and not {settings.context:,} as configured (context)"
-    if silent:
-        told += f"; silent: {', '.join(silent)}"
-    fits = not silent and (length is None or length >= settings.context)
-    return Finding(name="reachable", good=True if fits else None, told=told)
+        detail += ", model listed" if cards else f", which does not list the model {settings.model!r}"
+    length = _context_length(cards[0]) if cards else None
+    if length is None or length >= settings.context_length:
+        return True, detail + (f", context length {length:,}" if length else "")
+    detail += f", context length {length:,}, less than the configured {settings.context_length:,}"
+    return None, f"{detail} (context_length)"
 
 
 def _cards(listed: Any) -> list[dict[str, Any]]:
@@ -109,94 +111,91 @@ def _cards(listed: Any) -> list[dict[str, Any]]:
     return [card for card in data if isinstance(card, dict)] if isinstance(data, list) else []
 
 
-def _context(card: dict[str, Any]) -> int | None:
-    """What servers call it: vLLM, OpenRouter, llama.cpp (one level down)."""
+def _context_length(card: dict[str, Any]) -> int | None:
+    """From the field that vLLM, OpenRouter or llama.cpp (one level down) use."""
     meta = card.get("meta")
     for place in (card, meta if isinstance(meta, dict) else {}):
-        for name in _CONTEXT_NAMES:
+        for name in _CONTEXT_FIELDS:
             if isinstance(place.get(name), int):
                 return int(place[name])
     return None
 
 
-def _question(number: int = 0) -> CompletionRequest:
+def _request(number: int = 0) -> CompletionRequest:
     return CompletionRequest(prompt=f"{_PROMPT} ({number})", max_tokens=24, stop=_STOP)
 
 
-async def _ask(endpoint: Endpoint, request: CompletionRequest) -> Completion:
-    return await endpoint.ask(request, role="check")
+async def _complete(endpoint: Endpoint, request: CompletionRequest) -> Completion:
+    return await endpoint.complete(request, role="check")
 
 
-async def _speaks(endpoint: Endpoint) -> tuple[bool | None, str]:
-    began = time.perf_counter()
-    reply = await _ask(endpoint, _question())
-    return True, f"{time.perf_counter() - began:.2f} s for {len(reply.text)} characters"
+async def _answers(endpoint: Endpoint) -> tuple[bool | None, str]:
+    started = time.perf_counter()
+    reply = await _complete(endpoint, _request())
+    return True, f"{time.perf_counter() - started:.2f} s for {len(reply.text)} characters"
 
 
-async def _structured(endpoint: Endpoint) -> tuple[bool | None, str]:
+async def _json_schema(endpoint: Endpoint) -> tuple[bool | None, str]:
     request = CompletionRequest(
         prompt="Is water wet? Answer in JSON: answer (yes or no) and sure (true or false).",
         max_tokens=200,
         schema=_SCHEMA,
         stop=_STOP,
     )
-    reply = await _ask(endpoint, request)
-    if not endpoint.dialect.json_schema:
-        return None, "refused; replies are parsed strictly all the same"
+    reply = await _complete(endpoint, request)
+    if not endpoint.features.json_schema:
+        return None, "rejected; replies are parsed strictly all the same"
     try:
         value = json.loads(reply.text)
     except ValueError:
-        return None, f"accepted and not kept to: {reply.text[:60]!r}"
-    fits = (
+        value = None
+    valid = (
         isinstance(value, dict)
         and value.get("answer") in ("yes", "no")
         and value.get("sure") in (True, False)
     )
-    return (True, "kept to") if fits else (None, f"accepted and not kept to: {reply.text[:60]!r}")
+    return (True, "followed") if valid else (None, f"accepted and not followed: {reply.text[:60]!r}")
 
 
 async def _logprobs(endpoint: Endpoint) -> tuple[bool | None, str]:
-    reply = await _ask(endpoint, _question(1))
+    reply = await _complete(endpoint, _request(1))
     if not reply.logprobs:
-        return None, "none offered"
-    return True, f"of {len(reply.logprobs)} tokens" + (", with token ids" if reply.token_ids else "")
+        return None, "none"
+    return True, f"for {len(reply.logprobs)} tokens" + (", with token ids" if reply.token_ids else "")
 
 
 async def _seeds(endpoint: Endpoint) -> tuple[bool | None, str]:
-    warm = replace(_question(2), temperature=1.0, seed=1)
-    if not endpoint.dialect.seed:
-        return None, "refused"
-    one = await _ask(endpoint, warm)
-    same = await _ask(endpoint, warm)
-    others = [await _ask(endpoint, replace(warm, seed=seed)) for seed in (2, 3)]
-    if one.text != same.text:
-        return None, "not kept to: the same seed gave another reply (leave seeded off)"
-    if all(other.text == one.text for other in others):
-        return None, "three seeds gave the same reply: is the temperature ignored?"
-    return True, "kept to (seeded may be set)"
+    sampled = replace(_request(2), temperature=1.0, seed=1)
+    first = await _complete(endpoint, sampled)
+    second = await _complete(endpoint, sampled)
+    others = [await _complete(endpoint, replace(sampled, seed=seed)) for seed in (2, 3)]
+    if not endpoint.features.seed:
+        return None, "rejected"
+    if first.text != second.text:
+        return None, "not followed: the same seed gave another reply (leave cache_sampled off)"
+    if all(other.text == first.text for other in others):
+        return None, "three seeds gave the same reply: the server may ignore the temperature"
+    return True, "followed (cache_sampled may be set)"
 
 
 async def _deterministic(endpoint: Endpoint) -> tuple[bool | None, str]:
-    alone = [(await _ask(endpoint, _question(3))).text for _ in range(2)]
-    crowd = [_question(3), *(_question(number) for number in range(4, 11))]
-    beside = (await asyncio.gather(*(_ask(endpoint, each) for each in crowd)))[0].text
-    if len({*alone, beside}) == 1:
-        return True, "temperature 0 gives the same reply, alone and beside others"
+    alone = [(await _complete(endpoint, _request(3))).text for _ in range(2)]
+    batch = [_request(3), *(_request(number) for number in range(4, 11))]
+    batched = (await asyncio.gather(*(_complete(endpoint, each) for each in batch)))[0].text
+    if len({*alone, batched}) == 1:
+        return True, "temperature 0 gives the same reply, alone and in a batch"
     return None, "temperature 0 gives different replies: expect replay spread (see the guide on fidelity)"
 
 
 async def _speed(endpoint: Endpoint, requests: int) -> tuple[bool | None, str]:
-    spending = endpoint.spending
-    spending.latencies.clear()
-    before = spending.total
-    began = time.perf_counter()
-    await asyncio.gather(*(_ask(endpoint, _question(100 + number)) for number in range(requests)))
-    seconds = time.perf_counter() - began
-    after = spending.total
-    written = after.reply_tokens - before.reply_tokens
-    at_once = min(requests, endpoint.settings.concurrency)
-    half = spending.percentiles().get("p50_seconds", 0.0)
+    usage = endpoint.usage
+    usage.latencies.clear()
+    before = usage.total.reply_tokens
+    started = time.perf_counter()
+    await asyncio.gather(*(_complete(endpoint, _request(100 + number)) for number in range(requests)))
+    seconds = time.perf_counter() - started
+    concurrency = min(requests, endpoint.settings.concurrency)
     return None, (
-        f"{requests / seconds:.1f} requests/s, {written / seconds:.0f} tokens/s with {at_once} at once; "
-        f"half within {half:.2f} s"
+        f"{requests / seconds:.1f} requests/s, {(usage.total.reply_tokens - before) / seconds:.0f} tokens/s "
+        f"with {concurrency} in flight; median {usage.percentiles().get('p50_seconds', 0.0):.2f} s"
     )

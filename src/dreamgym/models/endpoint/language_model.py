@@ -1,23 +1,23 @@
-"""A language model at an OpenAI-compatible endpoint, behind the same role as a local one.
+"""A language model behind an OpenAI-compatible endpoint, in the same role as a local one.
 
-How to get one, whatever is named (``hf:NAME_OR_PATH``, ``endpoint:NAME`` of an ``[endpoints.NAME]`` section,
-or ``endpoint:MODEL@URL``):
+Models are opened by name (``hf:NAME_OR_PATH``, ``endpoint:NAME`` for a section ``[endpoints.NAME]``, or
+``endpoint:MODEL@URL``):
 
     from dreamgym.models.registry import LanguageModels
     from dreamgym.models.usage import stage
 
-    async with LanguageModels(config, folder=run) as models:       # one per command: shares governors, budget
+    async with LanguageModels(config, folder=run) as models:       # one per command: shared limits and budget
         model = models.open("endpoint:strong", role="experience")  # -> protocols.LanguageModel
-        with stage("practice"):                                    # where its cost is counted
+        with stage("training"):                                    # usage is counted per stage and role
             completion = await model.complete(
                 CompletionRequest(prompt=..., system=..., schema=Reply.model_json_schema(), max_tokens=512)
             )
-        models.context("endpoint:strong")                          # tokens that it reads
-        models.spending.to_dict()                                  # tokens, seconds, money by stage and role
+        models.context_length("endpoint:strong")                   # tokens of prompt and reply together
+        models.usage.to_dict()                                     # tokens, seconds, money by stage and role
 
-`schema` is held to by servers that can; whoever asks still parses strictly. What goes wrong is an
-`EpisodeFailedError` with a kind (`timeout`, `rate_limited`, `server_down`, `refused`, `parse_error`), an
-`EndpointError` where no request can ever succeed, or a `BudgetSpentError`, which ends a run.
+Not every server follows `schema`, so the caller still parses the text. A failure is an `EpisodeFailedError`
+with a kind (`timeout`, `rate_limited`, `server_down`, `refused`, `parse_error`), an `EndpointError` if no
+request can succeed, or a `BudgetSpentError`, which ends a run.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from dreamgym.types import Completion, CompletionRequest
 
 
 class EndpointLanguageModel:
-    """What one role asks of an endpoint. Roles share the endpoint, and are metered apart.
+    """One role's view of an endpoint. Roles share the endpoint; usage is counted per role.
 
-    Log-probs, where `settings.logprobs` asks for them and the server has them, are the server's own: whether
-    they are those at temperature 1 is up to it. `conversation` is ignored: servers find common prefixes
-    themselves.
+    With `settings.logprobs`, log-probs are the server's own: whether they are taken at temperature 1 depends
+    on the server. `conversation` is ignored: servers find common prefixes themselves.
     """
 
     def __init__(self, endpoint: Endpoint, *, role: str) -> None:
@@ -45,8 +44,8 @@ class EndpointLanguageModel:
     async def complete(self, request: CompletionRequest) -> Completion:
         """
         Raises:
-            EpisodeFailedError: no answer that could be read, after all attempts.
+            EpisodeFailedError: no readable reply after all attempts.
             EndpointError: key, model or address are wrong.
-            BudgetSpentError: it might have cost more than is left of the budget.
+            BudgetSpentError: the request might cost more than the rest of the budget.
         """
-        return await self._endpoint.ask(request, role=self._role)
+        return await self._endpoint.complete(request, role=self._role)

@@ -1,6 +1,7 @@
-"""Between our requests and the JSON of OpenAI-compatible servers: what is sent, and strictly what is read.
+"""The JSON of OpenAI-compatible servers: builds request bodies, and validates replies strictly.
 
-Servers differ in what they take. A `Dialect` starts with everything and loses what a server refuses by name.
+Servers differ in the request fields that they accept. `Features` starts with all of them and drops the ones
+that a server rejects by name.
 """
 
 from __future__ import annotations
@@ -14,100 +15,87 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dreamgym.config import EndpointConfig
-from dreamgym.models.endpoint import bounds
-from dreamgym.models.endpoint.retry import AttemptFailedError
+from dreamgym.http_client import RequestFailedError
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
-_VERSION = 2
-"""Of the cache's keys: a request that is told to servers in another way is another one."""
-_SEEDS = 2**31
-"""What every server takes."""
+_CACHE_VERSION = 3
+"""Part of the cache key: raise it when the same request is sent in another form."""
+_MAX_SEED = 2**31
+"""All servers accept smaller seeds."""
 _TEMPLATE_TOKENS = 64
-"""What a chat template may add to a prompt."""
+"""Upper bound of what a chat template adds per message."""
+_CHARACTERS_PER_TOKEN = 4
+"""Estimate for servers that do not report usage."""
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+_TokenCount = Annotated[int, Field(ge=0, le=2**40)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """What a server understands."""
+class Features:
+    """Optional request fields that a server accepts."""
 
     json_schema: bool
     logprobs: bool
-    bounds: bool = True
-    """Of a schema: how long and how many."""
     seed: bool = True
     token_ids: bool = True
-    limit: str = "max_tokens"
+    max_tokens_field: str = "max_tokens"
 
     @classmethod
-    def of(cls, settings: EndpointConfig) -> Dialect:
+    def of(cls, settings: EndpointConfig) -> Features:
         return cls(json_schema=settings.json_schema != "no", logprobs=settings.logprobs)
 
-    def without(self, complaint: str, settings: EndpointConfig) -> Dialect | None:
-        """What is left of it after a server complained of a request; None where nothing of it is named.
+    def without_rejected(self, complaint: str, settings: EndpointConfig) -> Features | None:
+        """The features that remain after the server's error message; None if it names none of them.
 
         >>> settings = EndpointConfig(url="http://localhost", model="m")
-        >>> plainer = Dialect.of(settings).without("response_format: 'maxLength' is not permitted", settings)
-        >>> plainer.json_schema, plainer.bounds
-        (True, False)
-        >>> plainer.without("response_format is not supported", settings).json_schema
+        >>> Features.of(settings).without_rejected("response_format is unknown", settings).json_schema
         False
         """
         text = complaint.lower()
-        if "max_completion_tokens" in text and self.limit == "max_tokens":
-            return replace(self, limit="max_completion_tokens")
+        if "max_completion_tokens" in text and self.max_tokens_field == "max_tokens":
+            return replace(self, max_tokens_field="max_completion_tokens")
         about_schema = any(word in text for word in ("response_format", "json_schema", "grammar", "guided"))
-        about_bounds = about_schema or any(word.lower() in text for word in bounds.WORDS)
-        if about_bounds and self.json_schema and self.bounds:
-            return replace(self, bounds=False)
         if about_schema and self.json_schema and settings.json_schema == "auto":
             return replace(self, json_schema=False)
         for name in ("token_ids", "logprobs", "seed"):
             if name in text and getattr(self, name):
-                left: dict[str, Any] = {name: False}
-                return replace(self, **left)
+                rejected: dict[str, Any] = {name: False}
+                return replace(self, **rejected)
         return None
 
 
-def body(
-    request: CompletionRequest, settings: EndpointConfig, dialect: Dialect, *, characters: int | None = None
-) -> dict[str, Any]:
-    """The JSON to send.
-
-    Args:
-        characters: that the whole reply may have, by its schema.
-    """
-    sent: dict[str, Any] = {"model": settings.model}
+def request_body(request: CompletionRequest, settings: EndpointConfig, features: Features) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": settings.model}
     if settings.kind == "chat":
-        told = [{"role": "system", "content": request.system}] if request.system else []
-        for question, answer in request.turns:
-            told += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        sent["messages"] = [*told, {"role": "user", "content": request.prompt}]
+        messages = [{"role": "system", "content": request.system}] if request.system else []
+        for user, assistant in request.turns:
+            messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        body["messages"] = [*messages, {"role": "user", "content": request.prompt}]
     elif request.prompt_token_ids is not None:
-        sent["prompt"] = list(request.prompt_token_ids)
+        body["prompt"] = list(request.prompt_token_ids)
     else:
-        sent["prompt"] = "\n\n".join(_texts(request))
-    sent |= {dialect.limit: request.max_tokens, "temperature": request.temperature}
+        body["prompt"] = "\n\n".join(_texts(request))
+    body |= {features.max_tokens_field: request.max_tokens, "temperature": request.temperature}
     if request.top_p != 1.0:
-        sent["top_p"] = request.top_p
+        body["top_p"] = request.top_p
     if request.stop:
-        sent["stop"] = list(request.stop)
-    if dialect.seed and request.temperature > 0:
-        sent["seed"] = request.seed % _SEEDS
-    if dialect.logprobs:
-        sent["logprobs"] = True if settings.kind == "chat" else 0
-        if dialect.token_ids:
-            sent["return_token_ids"] = True
-    schema = _schema(request, dialect, characters) if dialect.json_schema else None
+        body["stop"] = list(request.stop)
+    if features.seed and request.temperature > 0:
+        body["seed"] = request.seed % _MAX_SEED
+    if features.logprobs:
+        body["logprobs"] = True if settings.kind == "chat" else 0
+        if features.token_ids:
+            body["return_token_ids"] = True
+    schema = _schema(request) if features.json_schema else None
     if schema is not None:
         named = {"name": "reply", "schema": schema, "strict": True}
-        sent["response_format"] = {"type": "json_schema", "json_schema": named}
-    return sent | settings.extra
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
+    return body | settings.extra_body
 
 
-def sameness(request: CompletionRequest) -> Hashable:
-    """The same for requests to one endpoint that must get the same reply; quick, and of this process."""
+def request_key(request: CompletionRequest) -> Hashable:
+    """Equal for requests that must get the same reply from one endpoint; cheap, for this process only."""
     schema = request.schema and json.dumps(dict(request.schema), sort_keys=True, default=dict)
     return (
         *(request.system, request.turns, request.prompt, request.prompt_token_ids, request.max_tokens),
@@ -116,38 +104,38 @@ def sameness(request: CompletionRequest) -> Hashable:
     )
 
 
-def key(request: CompletionRequest, settings: EndpointConfig) -> bytes:
-    """The same for requests that must get the same reply, whatever server of this model answers."""
-    asked = [
-        *(_VERSION, settings.model, settings.kind, settings.logprobs, settings.extra),
+def cache_key(request: CompletionRequest, settings: EndpointConfig) -> bytes:
+    """Equal for requests that must get the same reply from any server of this model."""
+    parts = [
+        *(_CACHE_VERSION, settings.model, settings.kind, settings.logprobs, settings.extra_body),
         *(request.system, request.turns, request.prompt, request.prompt_token_ids, request.max_tokens),
         *(request.temperature, request.top_p, request.stop, request.choices, request.schema),
         request.seed if request.temperature > 0 else 0,
     ]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=dict).encode()).digest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=dict).encode()).digest()
 
 
-def most_prompt_tokens(request: CompletionRequest) -> int:
-    """No tokenizer makes more tokens than there are bytes."""
+def max_prompt_tokens(request: CompletionRequest) -> int:
+    """An upper bound: no tokenizer makes more tokens than there are bytes."""
     if request.prompt_token_ids is not None:
         return len(request.prompt_token_ids)
     return sum(len(text.encode(errors="replace")) + _TEMPLATE_TOKENS for text in _texts(request))
 
 
 def _texts(request: CompletionRequest) -> list[str]:
-    before = [request.system] if request.system else []
-    return [*before, *(text for turn in request.turns for text in turn), request.prompt]
+    system = [request.system] if request.system else []
+    return [*system, *(text for turn in request.turns for text in turn), request.prompt]
 
 
 class _Lenient(BaseModel):
-    """Servers add fields of their own; those that we read must be right."""
+    """Unknown fields are ignored; known ones must have the right type."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class _Usage(_Lenient):
-    prompt_tokens: Annotated[int, Field(ge=0)] = 0
-    completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_tokens: _TokenCount = 0
+    completion_tokens: _TokenCount | None = None
 
 
 class _Message(_Lenient):
@@ -180,54 +168,57 @@ class _Reply(_Lenient):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A reply that was read, with what it took."""
-
+class ParsedReply:
     completion: Completion
     prompt_tokens: int
     reply_tokens: int
 
 
-def read(raw: bytes, request: CompletionRequest, *, enforced: bool) -> Answer:
+def parse_reply(value: Any, request: CompletionRequest, *, enforced: bool) -> ParsedReply:
     """
     Args:
-        enforced: whether the server was asked to hold its reply to a schema.
+        value: the decoded JSON.
+        enforced: whether the request asked the server to follow a schema.
 
     Raises:
-        AttemptFailedError: it is not the JSON of a completion, says nothing, or refuses.
+        RequestFailedError: it is not a completion, has no text, or is a refusal.
     """
     try:
-        reply = _Reply.model_validate_json(raw)
+        reply = _Reply.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"])) or "reply"
-        raise _malformed(f"{place}: {first['msg']}, in {len(raw)} bytes", broken=True) from None
+        raise _malformed(f"{place}: {first['msg']}") from None
     choice = reply.choices[0]
     text = choice.text if choice.message is None else choice.message.content
     if choice.finish_reason == "content_filter" or (choice.message and choice.message.refusal):
-        raise AttemptFailedError(FailureKind.REFUSED, "the model declined to answer", again=False)
-    if text is None:
-        raise _malformed("a choice without text")
-    if not text.strip() and not request.stop:
-        raise _malformed(f"no text (finish_reason {choice.finish_reason!r})")
-    completion = _completion(choice, reply, _cut(text, request.stop))
+        raise RequestFailedError(FailureKind.REFUSED, "the model declined to answer", retry=False)
+    if text is None or (not text.strip() and not request.stop):
+        raise _malformed(f"no text (finish_reason {choice.finish_reason!r})", empty_reply=True)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _malformed("text with a lone surrogate") from None
+    completion = _completion(choice, reply, _before_stop(text, request.stop))
     if request.choices is not None:
         completion = replace(completion, text=_chosen(completion.text, request.choices, enforced=enforced))
     usage = reply.usage or _Usage()
-    written = usage.completion_tokens
-    return Answer(
+    estimate = len(text) // _CHARACTERS_PER_TOKEN + 1
+    return ParsedReply(
         completion=completion,
-        # A server that does not count is taken at four characters a token.
-        prompt_tokens=usage.prompt_tokens or len(completion.prompt_token_ids) or len(request.prompt) // 4,
-        reply_tokens=(len(completion.token_ids) or len(text) // 4 + 1) if written is None else written,
+        # A server that reports 0 does not count: estimated, so that the budget holds.
+        prompt_tokens=usage.prompt_tokens
+        or len(completion.prompt_token_ids)
+        or len(request.prompt) // _CHARACTERS_PER_TOKEN,
+        reply_tokens=usage.completion_tokens or len(completion.token_ids) or (estimate if text else 0),
     )
 
 
 def _completion(choice: _Choice, reply: _Reply, text: str) -> Completion:
-    found = choice.logprobs
     logprobs: list[float] = []
-    if found is not None:
-        logprobs = found.token_logprobs or [each.logprob for each in found.content or ()]
+    if choice.logprobs is not None:
+        content = choice.logprobs.content or ()
+        logprobs = choice.logprobs.token_logprobs or [each.logprob for each in content]
     return Completion(
         text=text,
         token_ids=tuple(choice.token_ids or ()),
@@ -237,23 +228,16 @@ def _completion(choice: _Choice, reply: _Reply, text: str) -> Completion:
     )
 
 
-def _cut(text: str, stops: tuple[str, ...]) -> str:
-    """Before the first stop string, for servers that do not."""
+def _before_stop(text: str, stops: tuple[str, ...]) -> str:
+    """The text before the first stop string, for servers that return it."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(places)] if places else text
 
 
-def _schema(
-    request: CompletionRequest, dialect: Dialect, characters: int | None = None
-) -> dict[str, Any] | None:
-    """The schema that the reply is held to: the one asked for, or one that spells out the choices."""
+def _schema(request: CompletionRequest) -> dict[str, Any] | None:
+    """The schema that the reply must follow: the request's own, or one that lists its choices."""
     if request.choices is None:
-        if request.schema is None:
-            return None
-        asked: Any = dict(request.schema)
-        if characters is not None:
-            asked = bounds.bounded(asked, characters) or asked
-        return _closed(bounds.exact(asked) if dialect.bounds else bounds.plain(asked))  # type: ignore[no-any-return]
+        return None if request.schema is None else _strict(dict(request.schema))
     return {
         "type": "object",
         "properties": {"choice": {"type": "string", "enum": list(request.choices)}},
@@ -262,18 +246,20 @@ def _schema(
     }
 
 
-def _closed(schema: Any) -> Any:
-    """The schema in the form that strict servers ask for: every property required, no others, no defaults."""
+def _strict(schema: Any) -> Any:
+    """The form that strict servers require: every property required, no others, no defaults."""
     if isinstance(schema, list):
-        return [_closed(each) for each in schema]
+        return [_strict(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(each) for name, each in schema.items() if name != "default"}
-    if isinstance(closed.get("properties"), dict):
-        # Here names are the user's own: one of them may well be "default".
-        closed["properties"] = {name: _closed(each) for name, each in schema["properties"].items()}
-        closed |= {"required": list(closed["properties"]), "additionalProperties": False}
-    return closed
+    # Some servers look at either `items` or `prefixItems`, not at both.
+    dropped = {"default", "items"} if isinstance(schema.get("prefixItems"), list) else {"default"}
+    strict = {name: _strict(each) for name, each in schema.items() if name not in dropped}
+    if isinstance(strict.get("properties"), dict):
+        # Here the names are the user's own: one of them may be "default".
+        strict["properties"] = {name: _strict(each) for name, each in schema["properties"].items()}
+        strict |= {"required": list(strict["properties"]), "additionalProperties": False}
+    return strict
 
 
 class _Chosen(BaseModel):
@@ -287,22 +273,18 @@ def _chosen(text: str, choices: tuple[str, ...], *, enforced: bool) -> str:
         try:
             text = _Chosen.model_validate_json(text).choice
         except ValidationError:
-            raise _malformed("not the choice that was asked for") from None
+            raise _malformed("not one of the choices", empty_reply=True) from None
     for choice in choices:
         if text == choice or text.strip() == choice.strip():
             return choice
-    raise AttemptFailedError(
+    raise RequestFailedError(
         FailureKind.PARSE_ERROR,
         f"expected one of {len(choices)} choices, got {text[:100]!r}",
-        again=False,
+        retry=False,
     )
 
 
-def _malformed(problem: str, *, broken: bool = False) -> AttemptFailedError:
-    """`broken`: not even the form of a reply, which is the server's fault and not the model's."""
-    return AttemptFailedError(
-        FailureKind.PARSE_ERROR,
-        f"a malformed reply: {problem}",
-        perhaps_paid=True,
-        server_at_fault=broken,
+def _malformed(problem: str, *, empty_reply: bool = False) -> RequestFailedError:
+    return RequestFailedError(
+        FailureKind.PARSE_ERROR, f"malformed reply: {problem}", maybe_billed=True, empty_reply=empty_reply
     )

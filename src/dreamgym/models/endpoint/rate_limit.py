@@ -1,6 +1,6 @@
-"""Keeps everything that asks one endpoint within its limits: in flight, requests and tokens per minute.
+"""Rate limits of one endpoint: concurrent requests, requests per minute and tokens per minute.
 
-Limits hold in every window of a minute, not on average. Whoever comes first is served first.
+The limits hold in every sliding window of a minute, not on average. Admission is in order of arrival.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Admission:
-    """A place in flight, and what it counts in the window."""
+class Slot:
+    """One admitted request and what it counts in the window."""
 
     at: float
     tokens: int
@@ -28,63 +28,63 @@ class RateLimiter:
         tokens_per_minute: int | None = None,
         minute: float = 60.0,
     ) -> None:
-        """`minute` is how many seconds one lasts: shorter ones are for tests."""
-        self._places = asyncio.Semaphore(concurrency)
-        self._requests = requests_per_minute
-        self._tokens = tokens_per_minute
+        """`minute` is the length of the window in seconds; tests use shorter ones."""
+        self._concurrency = asyncio.Semaphore(concurrency)
+        self._max_requests = requests_per_minute
+        self._max_tokens = tokens_per_minute
         self._minute = minute
-        self._turn = asyncio.Lock()
-        self._recent: deque[Admission] = deque()
-        self._used = 0
-        self._until = 0.0
+        self._admission = asyncio.Lock()
+        self._window: deque[Slot] = deque()
+        self._tokens = 0
+        self._paused_until = 0.0
 
-    async def admit(self, tokens: int) -> Admission:
-        """Wait for a place; `tokens` is the most that the request can use. Give it back with `leave`."""
-        await self._places.acquire()
+    async def acquire(self, tokens: int) -> Slot:
+        """Wait for admission; `tokens` is an upper bound. Give the slot back with `release`."""
+        await self._concurrency.acquire()
         try:
-            return await self._in_turn(tokens)
+            return await self._admit(tokens)
         except BaseException:
-            self._places.release()
+            self._concurrency.release()
             raise
 
-    def leave(self, admission: Admission, tokens: int | None = None) -> None:
-        """The request is over; `tokens` is what it really used, where that is known."""
-        if tokens is not None and admission.in_window:
-            self._used += tokens - admission.tokens
-            admission.tokens = tokens
-        self._places.release()
+    def release(self, slot: Slot, tokens: int | None = None) -> None:
+        """End a request; `tokens` is the number it used, if known."""
+        if tokens is not None and slot.in_window:
+            self._tokens += tokens - slot.tokens
+            slot.tokens = tokens
+        self._concurrency.release()
 
-    def hold(self, seconds: float) -> None:
-        """The server asks for a pause: nobody is admitted before it is over."""
-        self._until = max(self._until, self._now() + seconds)
+    def pause(self, seconds: float) -> None:
+        """Admit no request for this time (the server sent Retry-After)."""
+        self._paused_until = max(self._paused_until, self._now() + seconds)
 
-    async def _in_turn(self, tokens: int) -> Admission:
-        limited = self._requests is not None or self._tokens is not None
-        if not limited and self._until <= self._now():
-            return Admission(self._now(), tokens)
-        async with self._turn:
-            while (pause := self._pause(tokens)) > 0:  # noqa: ASYNC110
-                await asyncio.sleep(pause)
-            admission = Admission(self._now(), tokens, in_window=limited)
+    async def _admit(self, tokens: int) -> Slot:
+        limited = self._max_requests is not None or self._max_tokens is not None
+        if not limited and self._paused_until <= self._now():
+            return Slot(self._now(), tokens)
+        async with self._admission:
+            while (wait := self._wait(tokens)) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(wait)
+            slot = Slot(self._now(), tokens, in_window=limited)
             if limited:
-                self._recent.append(admission)
-                self._used += tokens
-            return admission
+                self._window.append(slot)
+                self._tokens += tokens
+            return slot
 
-    def _pause(self, tokens: int) -> float:
-        """Seconds until it is worth looking again; 0 for now."""
+    def _wait(self, tokens: int) -> float:
+        """Seconds until the request may be admitted, or until the next check; 0 for now."""
         now = self._now()
-        while self._recent and self._recent[0].at <= now - self._minute:
-            past = self._recent.popleft()
+        while self._window and self._window[0].at <= now - self._minute:
+            past = self._window.popleft()
             past.in_window = False
-            self._used -= past.tokens
-        if self._until > now:
-            return self._until - now
-        full = self._requests is not None and len(self._recent) >= self._requests
-        # A request that is larger than the whole limit goes alone; waiting would not make it smaller.
-        thirsty = self._tokens is not None and self._used + tokens > self._tokens
-        if self._recent and (full or thirsty):
-            return max(0.001, self._recent[0].at + self._minute - now)
+            self._tokens -= past.tokens
+        if self._paused_until > now:
+            return self._paused_until - now
+        too_many = self._max_requests is not None and len(self._window) >= self._max_requests
+        # A request that is larger than the whole limit is admitted alone: waiting would not make it smaller.
+        too_large = self._max_tokens is not None and self._tokens + tokens > self._max_tokens
+        if self._window and (too_many or too_large):
+            return max(0.001, self._window[0].at + self._minute - now)
         return 0.0
 
     def _now(self) -> float:

@@ -1,4 +1,4 @@
-"""What a run asked of endpoints, as a sheet: from `spending.json` in its folder."""
+"""Usage of endpoints as a table, from `usage.json` in the run directory."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dreamgym.report.run_reader import Run
 from dreamgym.report.safe_reading import Row, count, number, row_at
 from dreamgym.report.tables import Sheet
 
-_COUNTS = ("requests", "retries", "failures", "repeated", "cache_hits", "prompt_tokens", "reply_tokens")
+_COUNTS = ("requests", "retries", "failures", "cache_hits", "prompt_tokens", "reply_tokens")
 
 
-def spending_sheet(runs: Sequence[Run]) -> Sheet:
-    """One line per stage, role and endpoint; none where no endpoint was asked."""
+def usage_sheet(runs: Sequence[Run]) -> Sheet:
+    """One row per stage, role and endpoint; none without endpoints."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        found = row_at(run.spending).get("rows")
+        found = row_at(run.usage).get("rows")
         told = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
         rows += [(run.name, *_names(row), *_amounts(row)) for row in told]
         if len(told) > 1:
-            keys = {*_COUNTS, "shared", "seconds", "money", "perhaps"}
+            keys = {*_COUNTS, "shared", "seconds", "money", "unconfirmed_money"}
             total: Row = {key: sum(number(row.get(key)) or 0.0 for row in told) for key in keys}
-            rows.append((run.name, "together", "", "", *_amounts(total)))
+            rows.append((run.name, "total", "", "", *_amounts(total)))
     return Sheet(
-        title="What endpoints were asked",
+        title="Usage of endpoints",
         columns=(
             *("run", "stage", "role", "endpoint", "requests", "retries", "failures"),
-            *("same as before", "from cache", "prompt tokens", "reply tokens", "seconds", "money"),
+            *("cached", "prompt tokens", "reply tokens", "seconds", "money"),
         ),
         rows=tuple(rows),
-        note="Money follows from the configured prices and the servers' own counts; what requests without an "
-        "answer may have cost beside stands after a +.",
+        note="Money is computed from the configured prices and the servers' token counts; an upper bound for "
+        "unanswered requests follows after a +.",
     )
 
 
@@ -41,11 +41,11 @@ def _names(row: Row) -> tuple[str, str, str]:
 def _amounts(row: Row) -> tuple[str, ...]:
     hits = count(row.get("cache_hits")) + count(row.get("shared"))
     asked = hits + count(row.get("requests")) + count(row.get("failures"))
-    perhaps = number(row.get("perhaps")) or 0.0
+    unconfirmed = number(row.get("unconfirmed_money")) or 0.0
     return (
-        *(f"{count(row.get(name)):,}" for name in ("requests", "retries", "failures", "repeated")),
+        *(f"{count(row.get(name)):,}" for name in ("requests", "retries", "failures")),
         f"{hits / asked:.0%}" if asked else "–",
         *(f"{count(row.get(name)):,}" for name in ("prompt_tokens", "reply_tokens")),
         f"{number(row.get('seconds')) or 0.0:,.0f}",
-        f"{number(row.get('money')) or 0.0:.4f}" + (f" + {perhaps:.4f}" if perhaps else ""),
+        f"{number(row.get('money')) or 0.0:.4f}" + (f" + {unconfirmed:.4f}" if unconfirmed else ""),
     )

@@ -1,0 +1,146 @@
+"""Runs an ASGI application with uvicorn inside a running event loop, with limits and a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from dreamgym.errors import MissingExtraError, StoreError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    Handler = Callable[[Request], Awaitable[Response]]
+
+MAX_CONNECTIONS = 1024
+"""More get status 503."""
+_HEADER_SECONDS = 10.0
+"""A connection that has sent no complete request header by then is closed."""
+
+
+class HttpServer:
+    """Listens on loopback by default; may be started again at the same port after `aclose`."""
+
+    def __init__(self, app: Any) -> None:
+        """
+        Raises:
+            MissingExtraError: uvicorn is not installed.
+        """
+        try:
+            import uvicorn  # noqa: F401
+        except ImportError:
+            raise MissingExtraError("an HTTP server", "serve") from None
+        self._app = app
+        self._server: Any = None
+        self._running: asyncio.Task[None] | None = None
+        self.host, self.port = "127.0.0.1", 0
+
+    @classmethod
+    def of(cls, handler: Handler) -> Self:
+        """A server that passes every request, whatever its path and method, to one handler."""
+        from starlette.requests import Request
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            response = await handler(Request(scope, receive))
+            await response(scope, receive, send)
+
+        return cls(app)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """
+        Args:
+            port: 0 for any free port.
+
+        Raises:
+            StoreError: the address is not available.
+        """
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            listener.close()
+            raise StoreError(
+                f"cannot serve at {host}:{port}: {error.strerror or error}; choose another --port"
+            ) from None
+        self.host, self.port = host, int(listener.getsockname()[1])
+        self._server = _make_server(self._app)
+        self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started and not self._running.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def drop(self, request: Request) -> None:
+        """Close the connection of a request without a reply, or in the middle of one."""
+        for connection in list(self._server.server_state.connections):
+            if connection.client == tuple(request.scope["client"]):
+                connection.transport.abort()
+        await asyncio.sleep(0)  # uvicorn learns of it in the next iteration of the event loop
+
+    async def aclose(self) -> None:
+        """Refuse new connections, close the open ones and cancel their handlers. May be called twice."""
+        if self._running is None:
+            return
+        server, running = self._server, self._running
+        self._running = None
+        for each in server.servers:
+            each.close()
+        handlers = list(server.server_state.tasks)
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        for handler in handlers:
+            handler.cancel()
+        server.should_exit = server.force_exit = True
+        await asyncio.gather(running, *handlers, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _make_server(app: Any) -> Any:
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(_HEADER_SECONDS, self._close_without_request)
+
+        def _close_without_request(self) -> None:
+            if getattr(self, "scope", None) is None:  # typed as never None
+                self.transport.close()
+
+    class Server(uvicorn.Server):
+        def capture_signals(self) -> Any:
+            return nullcontext()  # the command or test that runs the event loop handles signals
+
+    return Server(
+        uvicorn.Config(
+            app,
+            http=Protocol,
+            interface="asgi3",
+            proxy_headers=False,
+            server_header=False,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            backlog=MAX_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=60,
+        )
+    )
