@@ -52,7 +52,8 @@ def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
     with urlopen(address.replace("/v1", "/health"), timeout=30) as reply:
         assert json.load(reply) == {"status": "ok"}
     file = tmp_path / "endpoints.toml"
-    section = f'[endpoints.near]\nurl = "{address}"\nmodel = "nano"\napi_key_env = "NEAR_KEY"\ncontext_length = 1024\n'
+    section = f'[endpoints.near]\nurl = "{address}"\nmodel = "nano"\n'
+    section += 'api_key_env = "NEAR_KEY"\ncontext_length = 1024\n'
     file.write_text(section, encoding="utf-8")
     monkeypatch.delenv("NEAR_KEY", raising=False)
     keyless = dreamgym("models", "check", "endpoint:near", "--config", file)

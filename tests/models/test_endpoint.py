@@ -244,7 +244,10 @@ async def test_choices_are_kept_to_by_the_server_or_not_answered(json_schema: st
 
 @pytest.mark.parametrize(
     ("key", "model", "message"),
-    [("other", MODEL, "the server refused the API key"), ("", "gpt", "this server has the model 'nano' only")],
+    [
+        ("other", MODEL, "the server refused the API key"),
+        ("", "gpt", "this server has the model 'nano' only"),
+    ],
 )
 async def test_a_wrong_key_or_model_is_said_at_once(
     key: str, model: str, message: str, monkeypatch: pytest.MonkeyPatch

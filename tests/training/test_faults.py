@@ -101,7 +101,7 @@ def server() -> Iterator[Server]:
 async def dreamt(
     config: Config, server: Server, on_progress: Callable[[Told], None] | None = None
 ) -> dict[str, Any]:
-    quick = {"url": server.url, "model": "corridors", "kind": "completions", "attempts": 2}
+    quick = {"url": server.url, "model": "corridors", "kind": "completions", "max_attempts": 2}
     soon = {"backoff_seconds": 0.01, "deadline_seconds": 5.0}
     endpoint = Endpoint("dream", EndpointConfig.model_validate(quick | soon))
     model = ReasoningExperienceModel(

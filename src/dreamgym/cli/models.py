@@ -193,7 +193,9 @@ async def _serve(source: str, name: str, host: str, port: int, key: str) -> None
     _log(f"loading {source} ...")
     local = LocalLanguageModel.load(source)
     context = getattr(local.model.config, "max_position_embeddings", None)
-    server = HttpServer(model_app(name, plain=local, chat=with_chat_template(local), context=context, key=key))
+    server = HttpServer(
+        model_app(name, plain=local, chat=with_chat_template(local), context=context, key=key)
+    )
     try:
         await server.start(host, port)
         console.out.print(f"serving {name} at {server.url}/v1", markup=False, soft_wrap=True)

@@ -143,9 +143,7 @@ class LanguageModels:
         settings = find_endpoint(name, self._config.endpoints)
         name = endpoint_name(name)
         if name not in self._endpoints:
-            self._endpoints[name] = Endpoint(
-                name, settings, usage=self.usage, cache=self._cache(settings)
-            )
+            self._endpoints[name] = Endpoint(name, settings, usage=self.usage, cache=self._cache(settings))
         return self._endpoints[name]
 
     async def check_reachable(self) -> None:
