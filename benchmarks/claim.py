@@ -99,9 +99,9 @@ PLACES = {
 PRACTICE = (
     # At 0.7 all rollouts of a task soon did the same, right or wrong; and where every trajectory weighs the
     # same, a refused turn costs least in the longest failures (docs/log.md).
-    *("agent.temperature=1.0", "learner.lengths=token"),
-    *("learner.learning_rate=2e-4", "learner.muon_lr=0.003", "learner.warmup=4"),
-    *("learner.epochs=2", "learner.minibatch=32", "learner.micro_tokens=2048"),
+    *("agent.temperature=1.0", "learner.loss_normalization=token"),
+    *("learner.learning_rate=2e-4", "learner.muon_lr=0.003", "learner.warmup_steps=4"),
+    *("learner.epochs=2", "learner.minibatch_size=32", "learner.micro_tokens=2048"),
 )
 """Settings of all practice, in dream and reality alike."""
 ALGORITHMS = {

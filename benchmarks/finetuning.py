@@ -1,4 +1,4 @@
-"""What a well-kept trainer costs on a small model: our teaching loop against `transformers.Trainer`.
+"""What a well-kept trainer costs on a small model: our fine-tuning loop against `transformers.Trainer`.
 
     python benchmarks/finetuning.py [--quick] [--json] [--preset tiny] [--rounds 3] [--updates 15]
 
@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,10 +32,12 @@ from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.experience.dataset import Example, examples
-from dreamgym.experience.finetune import FinetuneSettings, Finetuning, Progress
 from dreamgym.experience.reply_format import PromptSettings
+from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.models.tiny import make_model, make_tokenizer
-from dreamgym.training.experience import encoder
+from dreamgym.rl.optimizers import TrainableModel
+from dreamgym.rl.packing import pack_replies
+from dreamgym.rl.sft import SFT
 
 BATCH = 32
 WARM_UP = 2
@@ -113,9 +114,9 @@ async def batch() -> list[Example]:
 
 def encoded(tokenizer: Any, taught: list[Example]) -> list[tuple[list[int], int]]:
     """Tokens of each example, and where its reply begins."""
-    encode = encoder(tokenizer)
-    prompts = [encode(one.prompt) for one in taught]
-    replies = [encode(one.reply) for one in taught]
+    codec = TextCodec(tokenizer)
+    prompts = [codec.start(one.prompt) for one in taught]
+    replies = [codec.more(one.reply) for one in taught]
     return [
         ([*prompt, *reply, tokenizer.eos_token_id], len(prompt))
         for prompt, reply in zip(prompts, replies, strict=True)
@@ -123,31 +124,21 @@ def encoded(tokenizer: Any, taught: list[Example]) -> list[tuple[list[int], int]
 
 
 def ours(model: Any, tokenizer: Any, taught: list[Example], updates: int, *, whole: bool = False) -> Measured:
-    settings = FinetuneSettings(
-        # One more than is counted: the last update of a run also writes its checkpoint.
-        steps=WARM_UP + updates + 1,
-        batch=BATCH,
-        optimiser="adamw",
+    rows = encoded(tokenizer, taught)
+    sft = SFT(
+        TrainableModel(Whole(model) if whole else model),
+        pack_replies((tokens[:start], tokens[start:]) for tokens, start in rows),
+        steps=WARM_UP + updates,
+        batch_size=BATCH,
+        warmup_steps=1,
+        decay_fraction=0.0,
         learning_rate=RATE,
-        warmup=1,
-        falling_share=0.0,
     )
     seen: list[tuple[float, float]] = []
-
-    def note(progress: Progress) -> None:
-        seen.append((time.process_time(), progress.loss))
-
-    with tempfile.TemporaryDirectory() as folder:
-        Finetuning(
-            Whole(model) if whole else model,
-            encoder(tokenizer),
-            tokenizer.eos_token_id,
-            taught,
-            [],
-            settings=settings,
-            folder=Path(folder),
-        ).run(note)
-    return measured(seen[:-1], updates)
+    while not sft.done:
+        loss = sft.step()["loss"]
+        seen.append((time.process_time(), loss))
+    return measured(seen, updates)
 
 
 def theirs(model: Any, tokenizer: Any, taught: list[Example], updates: int) -> Measured:

@@ -29,8 +29,8 @@ from dreamgym.rl import losses
 ROWS, LONGEST, VOCABULARY = 8, 12, 11
 LENGTHS = (12, 1, 7, 3, 12, 5, 9, 2)
 GROUPS = (0, 0, 0, 1, 1, 1, 1, 1)
-LOW, HIGH, VALUE_CLIP, DISCOUNT, DECAY = 0.2, 0.28, 0.3, 0.95, 0.9
-MODES: dict[losses.LengthNormalisation, str] = {
+LOW, HIGH, VALUE_CLIP, GAMMA, GAE_LAMBDA = 0.2, 0.28, 0.3, 0.95, 0.9
+MODES: dict[losses.LossNormalization, str] = {
     "token": "token-mean",
     "trajectory": "seq-mean-token-mean",
     "constant": "seq-mean-token-sum-norm",
@@ -69,7 +69,7 @@ def inputs() -> Values:
     return {
         "mask": (written & sampled).int().tolist(),
         "logprobs": normal(ROWS, LONGEST, mean=-2.0, spread=0.5),
-        "behaviour": normal(ROWS, LONGEST, mean=-2.0, spread=0.5),
+        "old_logprobs": normal(ROWS, LONGEST, mean=-2.0, spread=0.5),
         "reference": normal(ROWS, LONGEST, mean=-2.0, spread=0.5),
         "advantages": normal(ROWS),
         "returns": [1.0, 0.0, 0.3, 1.0, 0.0, 0.0, 1.0, 0.5],
@@ -102,13 +102,13 @@ def our_values(given: Values) -> Values:
     counts = trained.sum(1).tolist()
     advantages = of["advantages"][:, None].expand_as(trained)
 
-    def policy_loss(lengths: losses.LengthNormalisation) -> Callable[[Tensor], Tensor]:
+    def policy_loss(lengths: losses.LossNormalization) -> Callable[[Tensor], Tensor]:
         weigh = losses.token_weights(counts, lengths, constant=LONGEST)
         weights = torch.tensor(weigh, dtype=torch.float64)[:, None] * of["mask"]
 
         def loss(logprobs: Tensor) -> Tensor:
             each = losses.clipped_policy_loss(
-                logprobs, of["behaviour"], advantages, clip_low=LOW, clip_high=HIGH
+                logprobs, of["old_logprobs"], advantages, clip_low=LOW, clip_high=HIGH
             )
             return (weights * each).sum()
 
@@ -120,7 +120,7 @@ def our_values(given: Values) -> Values:
     found: Values = {
         f"policy_loss_{lengths}": with_gradient(policy_loss(lengths), of["logprobs"]) for lengths in MODES
     }
-    stopped = losses.clipped(of["logprobs"], of["behaviour"], advantages, clip_low=LOW, clip_high=HIGH)
+    stopped = losses.clipped(of["logprobs"], of["old_logprobs"], advantages, clip_low=LOW, clip_high=HIGH)
     return found | {
         "clip_fraction": float(stopped[trained].double().mean()),
         "value_loss": with_gradient(
@@ -130,7 +130,7 @@ def our_values(given: Values) -> Values:
             of["values"],
         ),
         "kl": with_gradient(
-            lambda logprobs: mean(losses.kl_to_reference(logprobs, of["reference"])), of["logprobs"]
+            lambda logprobs: mean(losses.kl_estimate(logprobs, of["reference"])), of["logprobs"]
         ),
         "entropy": with_gradient(lambda logits: mean(losses.entropy(logits)), of["logits"]),
         "group_advantages": _group_advantages(of, scale=True),
@@ -155,7 +155,7 @@ def _gae(of: dict[str, Tensor], left_at: list[float]) -> list[list[float]]:
     found = []
     for row, trained in enumerate(of["mask"].bool()):
         rewards, values = (of[name][row][trained].tolist() for name in ("rewards", "values"))
-        found.append(losses.gae(rewards, values, left_at[row], discount=DISCOUNT, decay=DECAY))
+        found.append(losses.gae(rewards, values, left_at[row], gamma=GAMMA, gae_lambda=GAE_LAMBDA))
     return found
 
 
@@ -178,7 +178,7 @@ def verl_values(given: Values) -> Values:
     def policy_loss(logprobs: Tensor, mode: str) -> Any:
         spread = of["advantages"][:, None].expand_as(mask)
         return core_algos.compute_policy_loss_vanilla(
-            of["behaviour"], logprobs, spread, mask, loss_agg_mode=mode, config=actor
+            of["old_logprobs"], logprobs, spread, mask, loss_agg_mode=mode, config=actor
         )
 
     def group_advantages(*, scale: bool) -> list[float]:
@@ -195,9 +195,9 @@ def verl_values(given: Values) -> Values:
         are normalised over the batch, its returns are not, and they are advantages plus values."""
         rewards = of["rewards"].clone()
         for row, trained in enumerate(mask.bool()):
-            rewards[row, int(trained.nonzero().max())] += DISCOUNT * left_at[row]
+            rewards[row, int(trained.nonzero().max())] += GAMMA * left_at[row]
         _, returns = core_algos.compute_gae_advantage_return(
-            rewards, of["values"], mask, *torch.tensor([DISCOUNT, DECAY], dtype=torch.float64)
+            rewards, of["values"], mask, *torch.tensor([GAMMA, GAE_LAMBDA], dtype=torch.float64)
         )
         plain = returns - of["values"]
         return [plain[row][trained].tolist() for row, trained in enumerate(mask.bool())]

@@ -31,13 +31,14 @@ from zlib import crc32
 import torch
 
 from dreamgym.agents import LanguageModelPolicy, prompt_reply_pairs
-from dreamgym.config import AgentConfig
+from dreamgym.config import AgentConfig, LearnerConfig
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
-from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
+from dreamgym.rl.grpo import GRPO
+from dreamgym.rl.optimizers import TrainableModel
 from dreamgym.rollout_groups import GroupReport, GroupSettings, run_groups
 from dreamgym.rollouts import Origin
 from dreamgym.testing import CorridorFactory
@@ -51,7 +52,7 @@ WARM_UP = 1
 DREAM_STEPS = 12
 LENGTH = 9
 AGENT = AgentConfig(max_tokens=8)
-LEARNING = GRPOSettings(behaviour="recomputed", learning_rate=1e-4)
+LEARNING = LearnerConfig(learning_rate=1e-4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ def sampled(report: GroupReport) -> int:
 
 async def ours(model: Any, tokenizer: Any, shape: Shape, steps: int) -> Costs:
     served = LocalLanguageModel(model, tokenizer)
-    learner = GRPOLearner(model, LEARNING, updating=served.updating)
+    learner = GRPO(TrainableModel(model, served.updating), LEARNING)
     factory, found = world(shape), Costs()
     tasks = await factory.tasks("train", shape.tasks)
     for step in range(WARM_UP + steps):

@@ -33,7 +33,8 @@ from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import LexicalEmbedder
 from dreamgym.replay.store import Record, records
-from dreamgym.rl.grpo import GRPOLearner
+from dreamgym.rl.grpo import GRPO
+from dreamgym.rl.optimizers import TrainableModel
 from dreamgym.testing import CorridorFactory
 from dreamgym.training.run_dir import RunDir
 from dreamgym.types import (
@@ -131,7 +132,7 @@ class Practice:
     """A policy that learns in a dream of its own."""
 
     policy: LocalLanguageModel
-    learner: GRPOLearner
+    learner: GRPO
     factory: SyntheticFactory
     tasks: Sequence[Task]
     buffer: ReplayBuffer
@@ -170,7 +171,7 @@ class Practice:
         )
         return cls(
             policy=served["policy"],
-            learner=GRPOLearner(learning, LEARNING, updating=served["policy"].updating),
+            learner=GRPO(TrainableModel(learning, served["policy"].updating), LEARNING),
             factory=factory,
             tasks=tasks,
             buffer=buffer,

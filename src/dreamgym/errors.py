@@ -49,6 +49,12 @@ class StoreError(DreamGymError):
     exit_code = 5
 
 
+class StoppedError(DreamGymError):
+    """A signal ended the run; its state is on disk, and the same command resumes it."""
+
+    exit_code = 143
+
+
 class EpisodeFailedError(DreamGymError):
     """The environment or a model failed during one episode. Costs the episode, not the run."""
 

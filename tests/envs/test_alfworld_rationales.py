@@ -10,7 +10,7 @@ import pytest
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld.rationales import think
-from dreamgym.training.warm_start import thoughtful
+from dreamgym.training.warm_start import with_thoughts
 from dreamgym.types import Trajectory
 
 NAME = re.compile(r"[a-z]+ \d+")
@@ -19,7 +19,7 @@ NAME = re.compile(r"[a-z]+ \d+")
 @pytest.fixture(scope="module")
 def expert() -> list[Trajectory]:
     played = (e for e in read_trajectories(builtin_dataset()) if e.provenance.policy == "expert")
-    return [thoughtful(each, think) for each in islice(played, 120)]
+    return [with_thoughts(each, think) for each in islice(played, 120)]
 
 
 def test_a_thought_names_nothing_that_the_agent_was_not_told(expert: list[Trajectory]) -> None:
@@ -56,5 +56,5 @@ def test_a_thing_that_is_clean_is_thought_of_as_to_be_put_down(expert: list[Traj
 
 
 def test_recorded_thoughts_are_kept(expert: list[Trajectory]) -> None:
-    again = thoughtful(expert[0], lambda task, past, state: "something else")
+    again = with_thoughts(expert[0], lambda task, past, state: "something else")
     assert [turn.thought for turn in again.transitions] == [turn.thought for turn in expert[0].transitions]

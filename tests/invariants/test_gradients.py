@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dreamgym.config import AgentConfig
+from dreamgym.config import AgentConfig, LearnerConfig
 from dreamgym.rl import losses
-from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
-from dreamgym.rl.ppo import PPOLearner, PPOSettings
+from dreamgym.rl.grpo import GRPO
+from dreamgym.rl.optimizers import TrainableModel
+from dreamgym.rl.ppo import PPO
 from dreamgym.types import Completion, RolloutGroup, Trajectory
 from tests.invariants.test_learners import WANDERING, Gradients, recorded
 from tests.rl.echo_environment import CHOOSING, after, student
@@ -44,7 +44,7 @@ def test_the_policy_loss_has_the_gradient_that_was_derived_by_hand() -> None:
     loss = losses.clipped_policy_loss(
         logprobs, torch.tensor(BEHAVIOUR), torch.tensor(ADVANTAGES), clip_low=low, clip_high=high
     )
-    loss = loss + beta * losses.kl_to_reference(logprobs, torch.tensor(REFERENCE))
+    loss = loss + beta * losses.kl_estimate(logprobs, torch.tensor(REFERENCE))
     (loss - bonus * losses.entropy(logits)).sum().backward()  # type: ignore[no-untyped-call]
 
     p = softmax(LOGITS)
@@ -81,7 +81,7 @@ def test_gae_is_the_discounted_sum_of_surprises(left_at: float) -> None:
     expected = [
         sum((0.9 * 0.8) ** k * surprise for k, surprise in enumerate(surprises[turn:])) for turn in range(12)
     ]
-    found = losses.gae(list(rewards), list(values), left_at, discount=0.9, decay=0.8)
+    found = losses.gae(list(rewards), list(values), left_at, gamma=0.9, gae_lambda=0.8)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -139,17 +139,22 @@ async def test_grpo_has_the_gradient_of_its_formula_computed_turn_by_turn(
     groups = await recorded(agent)
     model = student()
     watch = Gradients(model)
-    settings = GRPOSettings(
-        gradient_clip=math.inf, lengths="token", clip_low=9.0, clip_high=9e9, step_weight=step_weight
+    settings = LearnerConfig(
+        old_logprobs="recorded",
+        max_grad_norm=1e9,
+        loss_normalization="token",
+        clip_low=0.99,
+        clip_high=9e9,
+        step_weight=step_weight,
     )
-    GRPOLearner(model, settings, updating=watch.updating).update(groups)
+    GRPO(TrainableModel(model, watch.updating), settings).update(groups)
 
     model = student()
     count = sum(free_tokens(turn) for group in groups for t in group.trajectories for turn in turns_of(t))
     for group in groups:
         returns = np.array([trajectory.total_reward for trajectory in group.trajectories])
         advantages = (returns - returns.mean()) / (returns.std(ddof=1) + 1e-6)
-        of_step = steps_by_hand(group, settings.discount)
+        of_step = steps_by_hand(group, settings.gamma)
         for member, trajectory in enumerate(group.trajectories):
             for number, turn in enumerate(turns_of(trajectory)):
                 advantage = advantages[member] + step_weight * of_step[member, number]
@@ -165,8 +170,10 @@ async def test_ppo_has_the_gradient_of_its_formula_computed_turn_by_turn() -> No
     groups = await recorded(WANDERING)
     model = student()
     watch = Gradients(model)
-    settings = PPOSettings(gradient_clip=math.inf, clip_low=9.0, clip_high=9e9, value_clip=None)
-    pupil = PPOLearner(model, settings, after=after(WANDERING), updating=watch.updating)
+    settings = LearnerConfig(
+        old_logprobs="recorded", max_grad_norm=1e9, clip_low=0.99, clip_high=9e9, value_clip=None
+    )
+    pupil = PPO(TrainableModel(model, watch.updating), settings, next_prompt=after(WANDERING))
     head = torch.nn.Linear(32, 1)
     with torch.no_grad():
         pupil.value_head.load_state_dict(head.state_dict())
@@ -178,7 +185,7 @@ async def test_ppo_has_the_gradient_of_its_formula_computed_turn_by_turn() -> No
 
 
 def ppo_by_hand(
-    model: Any, head: torch.nn.Linear, groups: Sequence[RolloutGroup], settings: PPOSettings
+    model: Any, head: torch.nn.Linear, groups: Sequence[RolloutGroup], settings: LearnerConfig
 ) -> None:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     assert any(trajectory.transitions[-1].outcome.truncated for trajectory in trajectories)
@@ -194,18 +201,18 @@ def ppo_by_hand(
             left_at = float(head(read).detach())
         known = [float(value.detach()) for value in values]
         surprises = [
-            transition.outcome.reward + settings.discount * following - value
+            transition.outcome.reward + settings.gamma * following - value
             for transition, following, value in zip(
                 trajectory.transitions, [*known[1:], left_at], known, strict=True
             )
         ]
         for turn, completion in enumerate(turns_of(trajectory)):
-            fading = settings.discount * settings.decay
+            fading = settings.gamma * settings.gae_lambda
             advantage = sum(fading**k * surprise for k, surprise in enumerate(surprises[turn:]))
             ratio = (scored[turn][0] - torch.tensor(completion.logprobs)).exp()
             loss = -(advantage * ratio).sum() / tokens
             off = values[turn] - (known[turn] + advantage)
-            loss = loss + settings.value_weight * off.square() / 2 / count
+            loss = loss + settings.value_coef * off.square() / 2 / count
             loss.backward(retain_graph=True)
 
 

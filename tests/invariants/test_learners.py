@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from dreamgym.config import AgentConfig
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
-from dreamgym.rl.optimizer_step import Updating
-from dreamgym.rl.policy_gradient import PolicyLearner
-from dreamgym.rl.ppo import PPOLearner, PPOSettings
+from dreamgym.rl.grpo import GRPO
+from dreamgym.rl.optimizers import TrainableModel, Updating
+from dreamgym.rl.policy_gradient import PolicyGradient
+from dreamgym.rl.ppo import PPO
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import RolloutGroup
 from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, mean_return, play, student
@@ -29,10 +28,10 @@ WANDERING = AgentConfig(show_actions="never", max_tokens=3)
 
 def learner(
     algorithm: str, model: Any, updating: Updating, agent: AgentConfig = CHOOSING, **settings: Any
-) -> PolicyLearner:
+) -> PolicyGradient:
     if algorithm == "grpo":
-        return GRPOLearner(model, GRPOSettings(**settings), updating=updating)
-    return PPOLearner(model, PPOSettings(**settings), after=after(agent), updating=updating)
+        return GRPO(TrainableModel(model, updating), **settings)
+    return PPO(TrainableModel(model, updating), next_prompt=after(agent), **settings)
 
 
 async def recorded(agent: AgentConfig = CHOOSING, **changes: Any) -> list[RolloutGroup]:
@@ -69,7 +68,7 @@ class Gradients:
 def gradient(algorithm: str, groups: Sequence[RolloutGroup], **settings: Any) -> dict[str, Tensor]:
     model = student()
     watch = Gradients(model)
-    learner(algorithm, model, watch.updating, gradient_clip=math.inf, **settings).update(groups)
+    learner(algorithm, model, watch.updating, max_grad_norm=1e9, **settings).update(groups)
     return watch.seen[0]
 
 
@@ -99,7 +98,7 @@ async def test_a_batch_has_the_gradient_of_its_accumulated_parts(
     algorithm: str, lengths: str, agent: AgentConfig
 ) -> None:
     groups = await recorded(agent)
-    settings = {"lengths": lengths, "entropy": 0.01, "kl": 0.1}
+    settings = {"loss_normalization": lengths, "entropy_coef": 0.01, "kl_coef": 0.1}
     at_once = gradient(algorithm, groups, micro_tokens=1 << 20, **settings)
     one_by_one = gradient(algorithm, groups, micro_tokens=1, **settings)
     assert max(float(grad.abs().max()) for grad in at_once.values()) > 1e-3
@@ -112,9 +111,9 @@ async def test_a_learner_that_was_stopped_and_restored_ends_with_the_weights_of_
     algorithm: str,
 ) -> None:
     groups = await recorded(WANDERING)
-    settings = {"epochs": 2, "minibatch": 5, "kl": 0.05, "learning_rate": 1e-3}
+    settings = {"epochs": 2, "minibatch_size": 5, "kl_coef": 0.05, "learning_rate": 1e-3}
 
-    def made(seed: int) -> tuple[Any, PolicyLearner]:
+    def made(seed: int) -> tuple[Any, PolicyGradient]:
         model = student(seed)
         return model, learner(algorithm, model, Gradients(model).updating, WANDERING, **settings)
 
@@ -141,7 +140,9 @@ async def test_the_same_seed_gives_the_same_weights(algorithm: str) -> None:
     async def run(seed: int) -> dict[str, Tensor]:
         model = student()
         language_model = LocalLanguageModel(model, TOKENIZER)
-        pupil = learner(algorithm, model, language_model.updating, seed=seed, minibatch=8, learning_rate=3e-3)
+        pupil = learner(
+            algorithm, model, language_model.updating, seed=seed, minibatch_size=8, learning_rate=3e-3
+        )
         for step in range(3):
             pupil.update(await play(language_model, step=step))
         await language_model.aclose()
@@ -162,7 +163,7 @@ async def test_recomputed_log_probs_make_weights_a_matter_of_tokens_alone(
     ends = []
     for given in (groups, blurred):
         model = student(seed=1)
-        settings = {"behaviour": "recomputed", "epochs": epochs}
+        settings = {"old_logprobs": "recomputed", "epochs": epochs}
         learner(algorithm, model, Gradients(model).updating, WANDERING, **settings).update(given)
         ends.append(weights(model))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

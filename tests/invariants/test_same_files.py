@@ -69,7 +69,12 @@ def _plain(value: Any) -> Any:
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 async def test_the_same_seed_leaves_the_same_files(home: Path, algorithm: str) -> None:
     words = (
-        *("train.mode=dream", f"learner.algorithm={algorithm}", "learner.epochs=2", "learner.minibatch=5"),
+        *(
+            "train.mode=dream",
+            f"learner.algorithm={algorithm}",
+            "learner.epochs=2",
+            "learner.minibatch_size=5",
+        ),
         *("train.warm_start_steps=20", "train.steps=2", "train.checkpoint_every=2"),
     )
     found = []

@@ -13,7 +13,7 @@ from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
-from dreamgym.rl.packing import After
+from dreamgym.rl.packing import NextPrompt
 from dreamgym.rollout_groups import GroupSettings, run_groups
 from dreamgym.types import Outcome, RolloutGroup, State, Task
 
@@ -78,7 +78,7 @@ def student(seed: int = 0) -> Any:
     return make_model("nano", TOKENIZER, seed=seed)
 
 
-def after(settings: AgentConfig = CHOOSING) -> After:
+def after(settings: AgentConfig = CHOOSING) -> NextPrompt:
     codec = TextCodec(TOKENIZER)
     return lambda trajectory: next_prompt_tokens(trajectory, settings, codec)
 

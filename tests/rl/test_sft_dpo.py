@@ -14,8 +14,10 @@ from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.local.tokenization import TextCodec
-from dreamgym.rl.dpo import DPOLearner, DPOSettings, preference_pairs
-from dreamgym.rl.sft import SFTLearner, SFTSettings
+from dreamgym.rl.dpo import DPO, preference_pairs
+from dreamgym.rl.optimizers import TrainableModel
+from dreamgym.rl.packing import pack_replies
+from dreamgym.rl.sft import SFT
 from dreamgym.rollouts import run_episode
 from dreamgym.types import Decision, Trajectory
 from tests.rl.echo_environment import CHOOSING, TOKENIZER, WORDS, EchoFactory, mean_return, play, student
@@ -65,8 +67,13 @@ async def success(model: Any, settings: AgentConfig = FREE) -> float:
 
 async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
     model = student()
-    learner = SFTLearner(
-        model, await episodes(str), SFTSettings(steps=60, batch=4, learning_rate=1e-2, warmup=5)
+    learner = SFT(
+        TrainableModel(model),
+        await episodes(str),
+        steps=60,
+        batch_size=4,
+        learning_rate=1e-2,
+        warmup_steps=5,
     )
     assert await success(model) == 0
     losses = []
@@ -79,25 +86,41 @@ async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
 @pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "as they are"])
 async def test_one_word_shown_teaches_to_copy_any_if_names_are_exchanged(exchanged: bool) -> None:
     names = [TOKENIZER.get_vocab()[f"Ġ{word}"] for word in WORDS]
-    settings = SFTSettings(steps=120, batch=4, learning_rate=1e-2, warmup=5)
+    settings: dict[str, Any] = {"steps": 120, "batch_size": 4, "learning_rate": 1e-2, "warmup_steps": 5}
     model, shown = student(), (await episodes(str))[:1]
-    learner = SFTLearner(model, shown, settings, exchangeable=names if exchanged else ())
+    learner = SFT(TrainableModel(model), shown, exchangeable=[names] if exchanged else [], **settings)
     while not learner.done:
         learner.step()
     assert await success(model) == (1 if exchanged else 1 / len(WORDS))
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
-async def test_mistakes_that_are_told_are_read_and_not_imitated(told: bool) -> None:
+def test_names_are_exchanged_within_their_group_alone() -> None:
+    data = pack_replies([([11, 9, 1, 5, 10], [1, 5])])
+    groups = (range(1, 4), range(4, 9), [9])
+    sft = SFT(TrainableModel(student()), data, exchangeable=groups)
+    drawn = [sft._sequences(place, 0)[0] for place in range(200)]
+    assert all(sequence.tokens[:2] == [11, 9] for sequence in drawn)
+    assert {sequence.tokens[2] for sequence in drawn} == {1, 2, 3}
+    assert {sequence.tokens[3] for sequence in drawn} == {4, 5, 6, 7, 8}
+    assert all(sequence.targets == sequence.tokens[2:4] for sequence in drawn)
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
+async def test_masked_mistakes_are_context_and_not_imitated(masked: bool) -> None:
     model, right, wrong = student(), await episodes(str), await episodes(next_word)
     mistakes = [turn for each in wrong for turn in each.transitions]
-    settings = SFTSettings(steps=60, batch=8, learning_rate=1e-2, warmup=5)
-    learner = SFTLearner(
-        model, [*right, *wrong], settings, untaught=(lambda turn: turn in mistakes) if told else None
+    learner = SFT(
+        TrainableModel(model),
+        [*right, *wrong],
+        steps=60,
+        batch_size=8,
+        learning_rate=1e-2,
+        warmup_steps=5,
+        loss_mask=(lambda turn: turn not in mistakes) if masked else None,
     )
     while not learner.done:
         learner.step()
-    assert (await success(model) == 1) == told
+    assert (await success(model) == 1) == masked
 
 
 @pytest.mark.parametrize("muon_lr", [None, 0.02], ids=["adamw", "muon"])
@@ -105,9 +128,11 @@ async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped(
     muon_lr: float | None,
 ) -> None:
     shown = await episodes(str)
-    settings = SFTSettings(steps=10, batch=3, learning_rate=1e-2, muon_lr=muon_lr)
+    settings: dict[str, Any] = {"steps": 10, "batch_size": 3, "learning_rate": 1e-2, "muon_lr": muon_lr}
     whole, stopped, resumed = student(), student(), student(4)
-    never, before, later = (SFTLearner(model, shown, settings) for model in (whole, stopped, resumed))
+    never, before, later = (
+        SFT(TrainableModel(model), shown, **settings) for model in (whole, stopped, resumed)
+    )
     while not never.done:
         never.step()
     for _ in range(4):
@@ -123,13 +148,13 @@ async def test_the_preferred_of_two_becomes_the_likelier() -> None:
     model = student()
     pairs = preference_pairs([*await episodes(str), *await episodes(next_word)])
     assert len(pairs) == 4
-    learner = DPOLearner(model, pairs, DPOSettings(steps=40, batch=4, learning_rate=3e-3))
+    learner = DPO(TrainableModel(model), pairs, steps=40, batch_size=4, learning_rate=3e-3)
     found = []
     while not learner.done:
         found.append(learner.step())
     assert found[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert found[-1]["loss"] < 0.3
-    assert found[-1]["preferred"] == 1
+    assert found[-1]["accuracy"] == 1
     assert await success(model, CHOOSING.at_temperature(0.0)) > 0.5
 
 
@@ -138,8 +163,15 @@ async def test_dpo_has_the_gradient_of_its_formula(micro_tokens: int) -> None:
     chosen, rejected = await episodes(str), await episodes(next_word)
     pairs = list(zip(chosen, rejected, strict=True))
     model = student()
-    settings = DPOSettings(batch=4, beta=0.5, micro_tokens=micro_tokens, gradient_clip=math.inf, warmup=1)
-    learner = DPOLearner(model, pairs, settings)
+    learner = DPO(
+        TrainableModel(model),
+        pairs,
+        batch_size=4,
+        beta=0.5,
+        micro_tokens=micro_tokens,
+        max_grad_norm=1e9,
+        warmup_steps=1,
+    )
     reference = student()
     with torch.no_grad():
         for weight in model.parameters():
@@ -177,12 +209,12 @@ async def test_pairs_are_of_one_task_and_never_more_than_asked_for() -> None:
     pairs = preference_pairs(made)
     assert len(pairs) == 8
     assert all(good.success and not bad.success and good.task == bad.task for good, bad in pairs)
-    assert len(preference_pairs(made, most=3)) == 3
+    assert len(preference_pairs(made, max_pairs=3)) == 3
     assert preference_pairs(made) == pairs
 
 
 async def test_nothing_to_learn_from_is_an_error() -> None:
     with pytest.raises(ConfigError, match="at least one trajectory"):
-        SFTLearner(student(), [], SFTSettings())
+        SFT(TrainableModel(student()), [])
     with pytest.raises(ConfigError, match="a success and a failure"):
-        DPOLearner(student(), preference_pairs(await episodes(str)), DPOSettings())
+        DPO(TrainableModel(student()), preference_pairs(await episodes(str)))

@@ -46,5 +46,5 @@ async def test_of_many_recorded_successes_only_as_many_as_asked_for_are_imitated
     lessons = []
     for name, most in (("all", ()), ("few", ("train.warm_start_successes=2",))):
         await train(settings(folder, *short, *most, f'train.out="{folder / name}"'), real=FACTORY)
-        lessons.append(read_metrics(folder / name / "metrics.jsonl", "warm start")[-1]["lessons"])
+        lessons.append(read_metrics(folder / name / "metrics.jsonl", "warm start")[-1]["trajectories"])
     assert lessons[0] > lessons[1] == 2

@@ -47,7 +47,7 @@ async def test_pairs_of_one_task_are_learnt_and_nothing_is_played(tmp_path: Path
     learnt = [row for row in rows if row["kind"] == "preference"]
     assert [row["step"] for row in learnt] == list(range(1, 7))
     assert learnt[-1]["loss"] < learnt[0]["loss"]
-    assert learnt[-1]["preferred"] > 0.5
+    assert learnt[-1]["accuracy"] > 0.5
 
     stopped = settings(tmp_path / "stopped", *DPO)
 

@@ -16,10 +16,13 @@ from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, StoreError
 from dreamgym.experience.plain_annotator import PlainAnnotator
 from dreamgym.files import lock_directory
-from dreamgym.training.experience import teach
+from dreamgym.protocols import Annotator
+from dreamgym.training.experience import fine_tune
 from dreamgym.training.experience_loading import load_experience_model, own_buffer
 from dreamgym.training.experience_run import ExperienceRun
 from dreamgym.types import Prediction
+
+RULES = HouseholdAnnotator()
 
 
 def small(**changes: object) -> Config:
@@ -37,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_a_run_folder_holds_all_that_playing_needs(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    progress = await teach(small(), [data], HouseholdAnnotator(), run, actor=AGENT)
+    progress = await fine_tune(small(), read_trajectories(data), HouseholdAnnotator(), run, actor=AGENT)
     assert progress.step == 6
     assert json.loads((run / "run.json").read_text(encoding="utf-8"))["experience"]["model"] == "nano"
     assert json.loads((run / "curve.json").read_text(encoding="utf-8"))[-1]["step"] == 6
@@ -58,30 +61,29 @@ async def test_what_a_run_was_begun_with_is_kept_and_something_else_is_refused(
 ) -> None:
     run = tmp_path / "run"
 
-    async def taught(**changes: object) -> None:
-        await teach(
-            small(steps=2, precision="fp32", **changes), [data], HouseholdAnnotator(), run, actor=AGENT
-        )
+    async def run_again(annotator: Annotator = RULES, **changes: object) -> None:
+        config = small(steps=2, **{"precision": "fp32", **changes})
+        await fine_tune(config, read_trajectories(data), annotator, run, data=[data], actor=AGENT)
 
-    await taught()
+    await run_again()
     kept = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     told = json.loads(kept["run.json"])
     assert (told["environment"]["name"], told["annotator"]) == ("alfworld", "alfworld-rules")
     with pytest.raises(ConfigError, match=r"was started with experience\.history=1, not 0"):
-        await taught(history=0)
+        await run_again(history=0)
     with pytest.raises(ConfigError, match="was started with annotator='alfworld-rules', not 'plain'"):
-        await teach(small(steps=2, precision="fp32"), [data], PlainAnnotator(), run, actor=AGENT)
+        await run_again(PlainAnnotator())
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == kept
     with pytest.raises(ConfigError, match="was made with precision='fp32'"):  # by the checkpoint itself
-        await teach(small(steps=2, precision="bf16"), [data], HouseholdAnnotator(), run, actor=AGENT)
+        await run_again(precision="bf16")
     assert (run / "run.json").read_bytes() == kept["run.json"]
-    await taught(attempts=5)  # alters nothing that was learnt
+    await run_again(attempts=5)  # alters nothing that was learnt
     assert ExperienceRun.read(run).experience.attempts == 5
 
 
 async def test_two_processes_cannot_teach_in_one_folder(data: Path, tmp_path: Path) -> None:
     with lock_directory(tmp_path), pytest.raises(StoreError, match="another process"):
-        await teach(small(), [data], HouseholdAnnotator(), tmp_path, actor=AGENT)
+        await fine_tune(small(), read_trajectories(data), HouseholdAnnotator(), tmp_path, actor=AGENT)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -89,7 +91,7 @@ async def test_without_a_buffer_of_yours_demonstrations_come_from_the_very_traje
     data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    await teach(small(demonstrations=2), [data], HouseholdAnnotator(), run, actor=AGENT)
+    await fine_tune(small(demonstrations=2), read_trajectories(data), HouseholdAnnotator(), run, actor=AGENT)
     with own_buffer(run) as buffer:
         stored = buffer.stats().rows
     assert stored == sum(len(trajectory) for trajectory in read_trajectories(data))

@@ -203,7 +203,7 @@ def killed_at(folder: Path, words: tuple[str, ...], reached: Callable[[list[Row]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [(DREAM,), ("learner.algorithm=ppo", "learner.kl=0.01")], ids=["dream", "ppo"]
+    "words", [(DREAM,), ("learner.algorithm=ppo", "learner.kl_coef=0.01")], ids=["dream", "ppo"]
 )
 async def test_a_run_that_was_killed_again_and_again_ends_like_one_never_stopped(
     folder: Path, words: tuple[str, ...]
@@ -262,8 +262,8 @@ async def test_a_finished_run_goes_on_when_more_steps_are_asked_for(folder: Path
 
 async def test_a_folder_that_was_begun_with_other_settings_is_refused(folder: Path) -> None:
     RunDir.begin(settings(folder, DREAM)).close()
-    with pytest.raises(ConfigError, match=r"was begun with learner.kl=0.0, now 0.5 is asked for"):
-        await run(settings(folder, DREAM, "learner.kl=0.5"))
+    with pytest.raises(ConfigError, match=r"was begun with learner.kl_coef=0.0, now 0.5 is asked for"):
+        await run(settings(folder, DREAM, "learner.kl_coef=0.5"))
 
 
 async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:

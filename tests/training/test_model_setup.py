@@ -1,9 +1,11 @@
-"""Pretrained weights as students: real small models on disk, taught whole or by LoRA, loaded without PEFT."""
+"""Pretrained weights: real small models on disk, trained whole or by LoRA, loaded without PEFT."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -25,11 +27,13 @@ from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.errors import ConfigError
 from dreamgym.experience.dataset import Example
-from dreamgym.experience.finetune import FinetuneSettings, Finetuning, Progress
-from dreamgym.experience.logits import ChosenLogits
 from dreamgym.models.local.language_model import LocalLanguageModel
+from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.models.tiny import make_model, make_tokenizer
-from dreamgym.training.experience import encoder, teach
+from dreamgym.rl.logprobs import LogProbModel
+from dreamgym.rl.packing import PackedSequence
+from dreamgym.training.experience import fine_tune
+from dreamgym.training.fine_tuning import FineTuning, Progress
 from dreamgym.training.model_setup import LoadedModel, load_model
 
 torch.set_num_threads(1)
@@ -78,55 +82,79 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: root / family for family in FAMILIES}
 
 
-def student_of(folder: Path, **settings: Any) -> LoadedModel:
+def loaded_from(folder: Path, **settings: Any) -> LoadedModel:
     return load_model(ExperienceConfig(model=f"hf:{folder}", **settings), EXAMPLES, seed=3)
 
 
-def run_of(student: LoadedModel, folder: Path, steps: int, **changes: Any) -> Finetuning:
-    chosen = FinetuneSettings(
-        **{
-            **{"steps": steps, "batch": 4, "warmup": 2, "checkpoint_every": 5, "evaluate_every": 5},
-            **{"optimiser": student.optimiser, "learning_rate": 3e-3, "precision": student.precision},
-            **changes,
-        }
+def run_of(loaded: LoadedModel, folder: Path, steps: int) -> FineTuning:
+    fast = replace(loaded, sft_rates=loaded.sft_rates | {"learning_rate": 3e-3})
+    return FineTuning(
+        fast,
+        TextCodec(loaded.tokenizer),
+        EXAMPLES,
+        EXAMPLES,
+        folder=folder,
+        steps=steps,
+        batch_size=4,
+        warmup_steps=2,
+        evaluate_every=5,
+        checkpoint_every=5,
     )
-    encode = encoder(student.tokenizer)
-    return Finetuning(student.model, encode, student.end, EXAMPLES, EXAMPLES, settings=chosen, folder=folder)
+
+
+async def losses_of(loaded: LoadedModel, folder: Path, steps: int) -> list[float]:
+    losses: list[float] = []
+    await run_of(loaded, folder, steps).run(lambda progress: losses.append(progress.loss or 0.0))
+    return losses
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("adapter", ["none", "lora"])
-def test_any_family_learns_and_its_merged_weights_give_the_same_logits(
+async def test_any_family_learns_and_its_merged_weights_give_the_same_logits(
     folders: dict[str, Path], tmp_path: Path, family: str, adapter: str
 ) -> None:
-    # By itself it would be bf16 where the processor has it, and then merging rounds.
-    student = student_of(folders[family], adapter=adapter, precision="fp32")
-    losses: list[float] = []
-    run_of(student, tmp_path, 20).run(lambda progress: losses.append(progress.loss))
+    loaded = loaded_from(folders[family], adapter=adapter)
+    tokens = torch.tensor([TextCodec(loaded.tokenizer).start(EXAMPLES[0].prompt)])
+    trained: list[torch.Tensor] = []
+
+    def look(progress: Progress) -> None:
+        if progress.step == 20:
+            loaded.model.eval()
+            with torch.no_grad():
+                trained.append(loaded.model(input_ids=tokens).logits)
+
+    losses = await losses_of(loaded, tmp_path / "other", 20)
     assert losses[-1] < 0.95 * losses[0]
-    tokens = torch.tensor([encoder(student.tokenizer)(EXAMPLES[0].prompt)])
+    loaded = loaded_from(folders[family], adapter=adapter)
+    await run_of(loaded, tmp_path, 20).run(look)
     with torch.no_grad():
-        taught = student.model(input_ids=tokens).logits
-        student.finished().save_pretrained(tmp_path / "model")
         again = read_model(tmp_path / "model")(input_ids=tokens).logits
-    assert torch.allclose(taught, again, atol=1e-5)
-    untaught = read_model(folders[family])
-    assert not torch.allclose(untaught(input_ids=tokens).logits, again, atol=1e-3)
+    assert torch.allclose(trained[0], again, atol=1e-5)
+    untrained = read_model(folders[family])
+    assert not torch.allclose(untrained(input_ids=tokens).logits, again, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_chosen_positions_are_those_of_the_whole_model(family: str) -> None:
+def test_log_probs_of_chosen_positions_are_those_of_the_whole_model(family: str) -> None:
     model = pretrained(family).eval()
-    rows = [torch.randint(3, len(tokenizer()), (length,)) for length in (9, 5, 12)]
-    tokens = torch.zeros(3, 12, dtype=torch.long)
-    chosen = torch.zeros(3, 12, dtype=torch.bool)
-    for row, content in enumerate(rows):
-        tokens[row, : len(content)] = content
-        chosen[row, len(content) - 3 : len(content)] = True
+    rows = [torch.randint(3, len(tokenizer()), (length,)).tolist() for length in (9, 5, 12)]
     with torch.no_grad():
-        found = ChosenLogits(model)(tokens, torch.tensor([9, 5, 12]), chosen)
-        own = torch.cat([model(input_ids=content[None]).logits[0, -3:] for content in rows])
-    assert torch.allclose(found, own, atol=1e-5)
+        found = LogProbModel(model)([predicting(row, range(len(row) - 3, len(row))) for row in rows])
+        own = torch.cat([model(input_ids=torch.tensor([row])).logits[0, -3:] for row in rows])
+    assert torch.allclose(found.logits, own, atol=1e-5)
+    assert torch.allclose(found.logprobs, own.log_softmax(-1)[:, 1], atol=1e-5)
+
+
+def predicting(tokens: list[int], positions: Sequence[int]) -> PackedSequence:
+    """Token 1 is predicted at these positions."""
+    count = len(positions)
+    return PackedSequence(
+        tokens=tokens,
+        positions=list(positions),
+        targets=[1] * count,
+        allowed=[()] * count,
+        token_ids=[0] * count,
+    )
 
 
 def test_a_model_that_padding_disturbs_gets_a_mask() -> None:
@@ -144,16 +172,14 @@ def test_a_model_that_padding_disturbs_gets_a_mask() -> None:
             return type("Output", (), {"logits": mean.expand(-1, input_ids.shape[1], -1)})
 
     model = Looking()
-    short, long = torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8, 9, 10])
-    tokens = torch.stack([torch.nn.functional.pad(short, (0, 2)), long])
-    chosen = torch.tensor([[True, False, False, False, False], [False, True, False, False, False]])
-    found = ChosenLogits(model)(tokens, torch.tensor([3, 5]), chosen)
-    assert torch.allclose(found[0], model(short[None]).logits[0, 0], atol=1e-6)
-    assert torch.allclose(found[1], model(long[None]).logits[0, 0], atol=1e-6)
+    short, long = [3, 4, 5], [6, 7, 8, 9, 10]
+    found = LogProbModel(model)([predicting(short, [0]), predicting(long, [1])]).logits
+    assert torch.allclose(found[0], model(torch.tensor([short])).logits[0, 0], atol=1e-6)
+    assert torch.allclose(found[1], model(torch.tensor([long])).logits[0, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize(("family", "adapter"), [("llama", "lora"), ("gpt2", "lora"), ("gpt2", "none")])
-def test_a_resumed_run_ends_with_the_weights_of_one_never_stopped(
+async def test_a_resumed_run_ends_with_the_weights_of_one_never_stopped(
     folders: dict[str, Path], tmp_path: Path, family: str, adapter: str
 ) -> None:
     """gpt2 has dropout, which must not depend on what was drawn before the stop."""
@@ -165,52 +191,53 @@ def test_a_resumed_run_ends_with_the_weights_of_one_never_stopped(
         if progress.step == 8:
             raise Stopped
 
-    run_of(student_of(folders[family], adapter=adapter), tmp_path / "whole", 15).run()
+    await run_of(loaded_from(folders[family], adapter=adapter), tmp_path / "whole", 15).run()
     with pytest.raises(Stopped):
-        run_of(student_of(folders[family], adapter=adapter), tmp_path / "halves", 15).run(stop)
-    torch.randn(7)  # somebody else draws
-    run_of(student_of(folders[family], adapter=adapter), tmp_path / "halves", 15).run()
+        await run_of(loaded_from(folders[family], adapter=adapter), tmp_path / "halves", 15).run(stop)
+    torch.randn(7)  # other code draws random numbers
+    await run_of(loaded_from(folders[family], adapter=adapter), tmp_path / "halves", 15).run()
     whole, resumed = (
         torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("whole", "halves")
     )
-    assert whole["progress"] == resumed["progress"]
-    assert all(torch.equal(whole["model"][name], resumed["model"][name]) for name in whole["model"])
+    assert whole["progress"]["curve"] == resumed["progress"]["curve"]
+    mine, theirs = whole["sft"]["model"], resumed["sft"]["model"]
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_a_checkpoint_holds_only_what_learns_and_knows_its_base(
+async def test_a_checkpoint_holds_only_what_learns_and_knows_its_base(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    student = student_of(folders["llama"], adapter="lora", lora_rank=2)
-    run_of(student, tmp_path, 5).run()
-    stored = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    loaded = loaded_from(folders["llama"], adapter="lora", lora_rank=2)
+    total = loaded.model.get_base_model().num_parameters()
+    await run_of(loaded, tmp_path, 5).run()
+    stored = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["sft"]
     assert stored["model"]
     assert all("lora_" in name for name in stored["model"])
     kept = sum(tensor.numel() for tensor in stored["model"].values())
-    assert kept < student.model.get_base_model().num_parameters() / 5
+    assert kept < total / 5
     for other in (
-        student_of(folders["llama"], adapter="lora", lora_rank=4),
-        student_of(folders["llama"]),
-        student_of(folders["lfm2"], adapter="lora", lora_rank=2),
+        loaded_from(folders["llama"], adapter="lora", lora_rank=4),
+        loaded_from(folders["llama"]),
+        loaded_from(folders["lfm2"], adapter="lora", lora_rank=2),
     ):
-        with pytest.raises(ConfigError, match="was made from another model"):
-            run_of(other, tmp_path, 5).run()
-    moved = student_of(folders["llama"], adapter="lora", lora_rank=2)
+        with pytest.raises(ConfigError, match="of the same model"):
+            await run_of(other, tmp_path, 5).run()
+    moved = loaded_from(folders["llama"], adapter="lora", lora_rank=2)
     with torch.no_grad():
         moved.model.get_input_embeddings().weight += 1
-    with pytest.raises(ConfigError, match="was made from another model"):
-        run_of(moved, tmp_path, 5).run()
+    with pytest.raises(ConfigError, match="of the same model"):
+        await run_of(moved, tmp_path, 5).run()
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
-def test_half_precision_products_leave_weights_that_learn_in_whole_numbers(
+async def test_bf16_products_leave_trained_weights_in_fp32(
     folders: dict[str, Path], tmp_path: Path, adapter: str
 ) -> None:
-    student = student_of(folders["llama"], adapter=adapter, precision="bf16")
-    losses: list[float] = []
-    run_of(student, tmp_path, 15).run(lambda progress: losses.append(progress.loss))
+    loaded = loaded_from(folders["llama"], adapter=adapter, precision="bf16")
+    trained = [parameter for parameter in loaded.model.parameters() if parameter.requires_grad]
+    losses = await losses_of(loaded, tmp_path, 15)
     assert losses[-1] < 0.95 * losses[0]
-    taught = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
-    assert {parameter.dtype for parameter in taught} == {torch.float32}
+    assert {parameter.dtype for parameter in trained} == {torch.float32}
 
 
 async def test_a_run_from_pretrained_weights_leaves_a_folder_that_needs_no_adapter(
@@ -219,8 +246,9 @@ async def test_a_run_from_pretrained_weights_leaves_a_folder_that_needs_no_adapt
     with TrajectoryWriter(tmp_path / "data") as writer:
         writer.append(islice(read_trajectories(builtin_dataset()), 8))
     settings = ExperienceConfig(model=f"hf:{folders['llama']}", adapter="lora", steps=3, batch=2)
-    progress = await teach(
-        Config(experience=settings), [tmp_path / "data"], HouseholdAnnotator(), tmp_path / "run", actor=AGENT
+    recorded = read_trajectories(tmp_path / "data")
+    progress = await fine_tune(
+        Config(experience=settings), recorded, HouseholdAnnotator(), tmp_path / "run", actor=AGENT
     )
     assert progress.step == 3
     assert not list((tmp_path / "run" / "model").glob("adapter*"))
@@ -231,8 +259,8 @@ async def test_a_run_from_pretrained_weights_leaves_a_folder_that_needs_no_adapt
 
 def test_the_architecture_of_a_model_from_scratch_is_one_switch() -> None:
     def made(**settings: Any) -> str:
-        student = load_model(ExperienceConfig(model="nano", **settings), EXAMPLES, seed=0)
-        return type(student.model).__name__
+        loaded = load_model(ExperienceConfig(model="nano", **settings), EXAMPLES, seed=0)
+        return type(loaded.model).__name__
 
     assert made() == "Lfm2ForCausalLM"
     assert made(family="llama") == "LlamaForCausalLM"
@@ -241,18 +269,18 @@ def test_the_architecture_of_a_model_from_scratch_is_one_switch() -> None:
 
 
 def test_defaults_follow_the_model(folders: dict[str, Path]) -> None:
-    def chosen(**settings: Any) -> tuple[str, float]:
-        student = load_model(ExperienceConfig(**settings), EXAMPLES, seed=0)
-        return student.optimiser, student.learning_rate
+    def chosen(**settings: Any) -> tuple[float | None, ...]:
+        loaded = load_model(ExperienceConfig(**settings), EXAMPLES, seed=0)
+        return tuple(loaded.sft_rates.values())
 
     path = f"hf:{folders['llama']}"
-    assert chosen(model="nano") == ("muon", 3e-3)
-    assert chosen(model=path) == ("adamw", 2e-5)
-    assert chosen(model=path, adapter="lora") == ("adamw", 2e-4)
-    assert chosen(model=path, adapter="lora", learning_rate=1e-3) == ("adamw", 1e-3)
+    assert chosen(model="nano") == (3e-3, 0.02)
+    assert chosen(model=path) == (2e-5, None)
+    assert chosen(model=path, adapter="lora") == (2e-4, None)
+    assert chosen(model=path, adapter="lora", learning_rate=1e-3) == (1e-3, None)
 
 
-def test_what_cannot_be_taught_is_said_before_anything_starts(
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_starts(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     endless = tmp_path / "endless"
@@ -262,22 +290,22 @@ def test_what_cannot_be_taught_is_said_before_anything_starts(
     (endless / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
     (endless / "special_tokens_map.json").unlink(missing_ok=True)
     with pytest.raises(ConfigError, match="expected a tokenizer with an end token"):
-        student_of(endless)
+        loaded_from(endless)
     with pytest.raises(ConfigError, match="cannot read a language model from 'hf:/nowhere/at/all'"):
-        student_of(Path("/nowhere/at/all"))
+        loaded_from(Path("/nowhere/at/all"))
     with pytest.raises(ConfigError, match="adapts pretrained weights"):
         load_model(ExperienceConfig(model="nano", adapter="lora"), EXAMPLES, seed=0)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="needs a GPU"):
-            student_of(folders["llama"], device="cuda")
+            loaded_from(folders["llama"], device="cuda")
 
 
 def test_names_that_the_environment_gives_are_exchanged_unless_told_not_to() -> None:
     text = "You are in the kitchen. You can go north to the pantry. There is a mug 1 and a mug 2."
     corpus = [Example(prompt=text, reply=text, trajectory_id="1", position=0)]
     rooms = (frozenset({"kitchen", "pantry", "attic"}),)
-    student = load_model(ExperienceConfig(model="nano"), corpus, 0, names=rooms)
-    words = [[student.tokenizer.decode([token]) for token in group] for group in student.exchangeable]
+    loaded = load_model(ExperienceConfig(model="nano"), corpus, 0, names=rooms)
+    words = [[loaded.tokenizer.decode([token]) for token in group] for group in loaded.exchangeable]
     assert [sorted(group) for group in words] == [[" 1", " 2"], [" kitchen", " pantry"]]
     plain = ExperienceConfig(model="nano", exchange_names=False, exchange_numbers=False)
     assert load_model(plain, corpus, 0, names=rooms).exchangeable == ()

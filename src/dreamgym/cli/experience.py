@@ -28,6 +28,7 @@ from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Annotator
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.annotators import PLAIN, choose_annotator, explained
+from dreamgym.types import Trajectory
 
 app = typer.Typer(
     no_args_is_help=True, help="Teach an experience model: the model that plays the environment."
@@ -121,10 +122,9 @@ def train(
 
 
 async def _explained(
-    config: Config, sources: list[Path], out: Path, wanted: str | None, annotations: Path | None
+    config: Config, recorded: list[Trajectory], out: Path, wanted: str | None, annotations: Path | None
 ) -> tuple[Annotator, str | None, int]:
     """Who explains, what the agent is called, and of how many trajectories there is no explanation."""
-    recorded = [trajectory for source in sources for trajectory in read_trajectories(source)]
     spec = origin(config.environment.name, recorded)
     with console.progress() as bar:
         job = bar.add_task("explaining", total=len(recorded), note="", visible=False)
@@ -163,24 +163,27 @@ async def _train(
     wanted: str | None,
     annotations: Path | None,
 ) -> dict[str, Any]:
-    from dreamgym.experience.finetune import Progress
-    from dreamgym.training.experience import teach
+    from dreamgym.training.experience import fine_tune
+    from dreamgym.training.fine_tuning import Progress
 
-    annotator, actor, missing = await _explained(config, sources, out, wanted, annotations)
+    recorded = [trajectory for source in sources for trajectory in read_trajectories(source)]
+    annotator, actor, missing = await _explained(config, recorded, out, wanted, annotations)
     store = None if buffer is None else ReplayBuffer.open_configured(buffer, config.replay, create=False)
     try:
         with console.progress() as bar:
-            job = bar.add_task("teaching", total=config.experience.steps, note="reading trajectories")
+            job = bar.add_task("fine-tuning", total=config.experience.steps, note="reading trajectories")
 
             def tell(progress: Progress) -> None:
-                note = f"loss {progress.loss:.3f}, agreement {progress.agreement:.1%}"
+                measured = "" if progress.agreement is None else f", agreement {progress.agreement:.1%}"
+                note = f"loss {progress.loss:.3f}{measured}"
                 bar.update(job, completed=progress.step, note=note)
 
-            progress = await teach(
+            progress = await fine_tune(
                 config,
-                sources,
+                recorded,
                 annotator,
                 out,
+                data=sources,
                 actor=actor,
                 retriever=store,
                 on_progress=tell,
@@ -191,9 +194,9 @@ async def _train(
     return {
         "out": str(out),
         "steps": progress.step,
-        "loss": round(progress.loss, 4),
-        "agreement": round(progress.agreement, 4),
-        "left_out": progress.left_out,
+        "loss": None if progress.loss is None else round(progress.loss, 4),
+        "agreement": None if progress.agreement is None else round(progress.agreement, 4),
+        "skipped": progress.skipped,
         "annotator": annotator.name,
         "unexplained": missing,
     }

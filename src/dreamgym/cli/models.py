@@ -16,7 +16,7 @@ import typer
 from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import BaseUrl, ConfigFile, Json, Overrides, resolve
-from dreamgym.config import EndpointConfig
+from dreamgym.config import HF_PREFIX, EndpointConfig
 from dreamgym.errors import ConfigError
 from dreamgym.gc_pause import gc_frozen
 
@@ -158,7 +158,7 @@ def serve(
     if verbose:
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         logging.getLogger("dreamgym.serve").setLevel(logging.INFO)
-    asyncio.run(_serve(source, name or Path(model.removeprefix("hf:")).name, host, port, key))
+    asyncio.run(_serve(source, name or Path(model.removeprefix(HF_PREFIX)).name, host, port, key))
 
 
 def find_weights(model: str) -> str:
@@ -168,15 +168,14 @@ def find_weights(model: str) -> str:
         ConfigError: there are none, or they cannot be loaded.
     """
     from dreamgym.models.hub import check_weights
-    from dreamgym.models.registry import LOCAL
 
-    if model.startswith(LOCAL) or model.endswith(".gguf"):
-        check_weights(model.removeprefix(LOCAL))
+    if model.startswith(HF_PREFIX) or model.endswith(".gguf"):
+        check_weights(model.removeprefix(HF_PREFIX))
         return model
     for part in ("policy", "model", "."):  # of train, of experience train, or the weights themselves
         folder = Path(model) / part
         if (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file():
-            return f"{LOCAL}{folder}"
+            return f"{HF_PREFIX}{folder}"
     raise ConfigError(
         f"expected the directory of a finished run or hf:NAME_OR_PATH, found no weights in {model!r}"
     )

@@ -7,6 +7,7 @@ key is refused with the nearest existing one before anything starts.
 from dreamgym.config.loader import config_json, load_config, nearest_name, settings, validate
 from dreamgym.config.sections import (
     DEFAULT_KEY,
+    HF_PREFIX,
     WITHOUT,
     AgentConfig,
     BudgetConfig,
@@ -26,6 +27,7 @@ from dreamgym.config.sections import (
 
 __all__ = [
     "DEFAULT_KEY",
+    "HF_PREFIX",
     "WITHOUT",
     "AgentConfig",
     "BudgetConfig",

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from dreamgym.errors import ConfigError
 
+HF_PREFIX = "hf:"
+"""Begins the name of a model that transformers loads: a folder, or a name on the hub."""
 DEFAULT_KEY = "DREAMGYM_API_KEY"
 """Environment variable of the API key, unless an endpoint names another; optional."""
 
@@ -74,14 +76,13 @@ class ExperienceConfig(Section):
     adapter: Literal["none", "lora"] = Field(
         "none", description="what learns of pretrained weights: all, or LoRA"
     )
-    lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices")
-    lora_alpha: int = Field(32, ge=1, description="LoRA updates count alpha / rank")
+    lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices; alpha is twice the rank")
     learning_rate: float | None = Field(
         None, gt=0, description="None: 3e-3 from scratch, 2e-5 for pretrained weights, 2e-4 for LoRA"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="of the products; auto: bf16 where the hardware multiplies in it"
+        "auto", description="of matrix products; auto: bf16 for pretrained weights on a GPU, else fp32"
     )
     exchange_numbers: bool = Field(
         True, description="teach a model from scratch to copy numbers by exchanging them; no for arithmetic"
@@ -140,6 +141,12 @@ class AgentConfig(Section):
     )
     lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices; alpha is twice the rank")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of matrix products; auto: bf16 for pretrained weights on a GPU, else fp32"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="recompute layers in the backward pass: less memory, a third more time"
+    )
     history: int = Field(
         20, ge=0, description="most transitions in a prompt (the first state is always there); 0: all"
     )
@@ -169,41 +176,51 @@ class AgentConfig(Section):
 
 
 class LearnerConfig(Section):
-    """How rollout groups change the weights (`docs/guides/learning.md`)."""
+    """How rollout groups change the weights: GRPO, PPO, SFT and DPO take this section as it is."""
 
     algorithm: Literal["grpo", "ppo", "dpo"] = Field(
-        "grpo", description="dpo: no practice, only pairs of recorded successes and failures of one task"
+        "grpo", description="dpo: no rollouts, only pairs of a recorded success and failure on one task"
     )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
     muon_lr: float | None = Field(
-        None, gt=0, description="if given, matrices learn by Muon at this rate (models from scratch)"
+        None, gt=0, description="if set, weight matrices use Muon at this rate (models from scratch)"
     )
-    epochs: int = Field(1, ge=1, description="how often every trajectory is learnt from")
-    minibatch: int | None = Field(None, ge=1, description="trajectories per update; None for all at once")
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    clip_high: float = Field(0.28, ge=0, description="above clip_low, unlikely tokens may rise (DAPO)")
-    kl: float = Field(0.0, ge=0, description="weight of the KL term to the policy that the run began with")
-    entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus")
-    behaviour: Literal["recorded", "recomputed"] = Field(
-        "recomputed", description="log-probs that ratios compare with; recomputed ones are equal to the bit"
+    warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped at this norm")
+    micro_tokens: int = Field(8192, ge=1, description="tokens per forward and backward pass; bounds memory")
+    epochs: int = Field(1, ge=1, description="passes over the trajectories of a step")
+    minibatch_size: int | None = Field(None, ge=1, description="trajectories per update; None: all")
+    clip_low: float = Field(0.2, ge=0, lt=1, description="lower bound of the importance ratio is 1 - this")
+    clip_high: float = Field(0.28, ge=0, description="upper bound is 1 + this; above clip_low: DAPO")
+    kl_coef: float = Field(0.0, ge=0, description="weight of the KL term to the initial policy")
+    kl_bias_correction: bool = Field(
+        False, description="weight the KL term by the importance ratio for an unbiased gradient"
     )
-    lengths: Literal["token", "trajectory", "constant"] = "token"
-    gradient_clip: float = Field(1.0, gt=0)
-    micro_tokens: int = Field(8192, ge=1, description="tokens of one forward pass: memory, not meaning")
-    scale_by_std: bool = Field(True, description="GRPO: advantages in standard deviations of the group")
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    old_logprobs: Literal["recorded", "recomputed"] = Field(
+        "recomputed",
+        description="log-probs for importance ratios: as sampled, or recomputed before the update; recorded "
+        "ones differ in the last bits with the engine's batches",
+    )
+    loss_normalization: Literal["token", "trajectory", "constant"] = Field(
+        "token", description="mean over tokens (DAPO), per trajectory (GRPO), or a constant (Dr. GRPO)"
+    )
+    scale_by_std: bool = Field(True, description="GRPO: divide advantages by the group's standard deviation")
     step_weight: float = Field(
-        0.0, ge=0, description="GRPO: a turn is also compared with others in the same state (GiGPO's ω)"
+        0.0, ge=0, description="GRPO: weight of the step advantage among turns in the same state (GiGPO's ω)"
     )
-    refusal_penalty: float = Field(0.0, ge=0, description="taken from the reward of a refused turn")
+    refusal_penalty: float = Field(0.0, ge=0, description="subtracted from the reward of a refused turn")
     repeat_penalty: float = Field(
-        0.0, ge=0, description="likewise of a turn that led to a state which the episode had been in"
+        0.0, ge=0, description="subtracted from the reward of a turn that returns to an earlier state"
     )
-    negative_weight: float = Field(1.0, ge=0, description="of negative advantages; 0: learn from gains alone")
-    warmup: int = Field(0, ge=0, description="updates over which the learning rate rises")
-    discount: float = Field(0.95, gt=0, le=1, description="per turn: PPO, and GRPO with a step_weight")
-    decay: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
-    value_weight: float = Field(0.5, ge=0, description="PPO: weight of the value loss")
-    beta: float = Field(0.1, gt=0, description="DPO: how strongly the policy holds to what it began with")
+    negative_advantage_weight: float = Field(
+        1.0, ge=0, description="factor of negative advantages; 0: learn from positive ones only (RAFT++)"
+    )
+    gamma: float = Field(0.95, gt=0, le=1, description="discount per turn: PPO, and GRPO's step advantage")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
+    value_coef: float = Field(0.5, ge=0, description="PPO: weight of the value loss")
+    value_clip: float | None = Field(0.2, gt=0, description="PPO: clipping range of values; None: none")
+    beta: float = Field(0.1, gt=0, description="DPO: strength of the pull to the initial policy")
 
 
 class TrainConfig(Section):
@@ -241,9 +258,11 @@ class TrainConfig(Section):
     warm_start_successes: int | None = Field(
         None, ge=1, description="use only this many recorded successes, sampled by the seed; None for all"
     )
-    warm_start_lr: float = Field(3e-4, gt=0, description="AdamW learning rate")
+    warm_start_lr: float | None = Field(
+        None, gt=0, description="AdamW; None: 3e-3 from scratch, 2e-5 for pretrained weights, 2e-4 for LoRA"
+    )
     warm_start_muon_lr: float | None = Field(
-        None, gt=0, description="Muon learning rate of matrices, if given; 0.02 is usual from scratch"
+        None, gt=0, description="Muon for matrices; None: 0.02 from scratch, no Muon for pretrained weights"
     )
     split: str = Field("train", description="split of the training tasks")
     tasks_from: Literal["data", "environment"] = Field(

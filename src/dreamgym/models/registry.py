@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dreamgym.config import Config, EndpointConfig, nearest_name
+from dreamgym.config import HF_PREFIX, Config, EndpointConfig, nearest_name
 from dreamgym.errors import ConfigError
 from dreamgym.models.endpoint.cache import ReplyCache
 from dreamgym.models.endpoint.client import Endpoint, check_settings
@@ -24,7 +24,7 @@ from dreamgym.protocols import LanguageModel
 if TYPE_CHECKING:
     from dreamgym.models.local.language_model import LocalLanguageModel
 
-LOCAL, ENDPOINT, OPENAI = "hf:", "endpoint:", "openai:"
+ENDPOINT, OPENAI = "endpoint:", "openai:"
 REMOTE = (ENDPOINT, OPENAI)
 NAMES = "hf:NAME_OR_PATH, endpoint:NAME, endpoint:MODEL@URL or openai:MODEL"
 """For help texts and messages."""
@@ -44,7 +44,7 @@ def names_language_model(name: str) -> bool:
     >>> names_language_model("rules")
     False
     """
-    return any(name.startswith(prefix) and name != prefix for prefix in (LOCAL, *REMOTE))
+    return any(name.startswith(prefix) and name != prefix for prefix in (HF_PREFIX, *REMOTE))
 
 
 def find_endpoint(name: str, endpoints: Mapping[str, EndpointConfig]) -> EndpointConfig:
@@ -91,7 +91,7 @@ def with_base_url(name: str, base_url: str | None) -> str:
     if base_url is None:
         return name
     model = endpoint_name(name)
-    if name.startswith(LOCAL) or "@" in model:
+    if name.startswith(HF_PREFIX) or "@" in model:
         raise ConfigError(f"--base-url {base_url}: expected openai:MODEL with it, got {name!r}")
     return f"{ENDPOINT}{model}@{base_url}"
 
@@ -193,6 +193,6 @@ class LanguageModels:
             from dreamgym.models.hub import check_weights
             from dreamgym.models.local.language_model import LocalLanguageModel
 
-            check_weights(name.removeprefix(LOCAL))
+            check_weights(name.removeprefix(HF_PREFIX))
             self._local[name] = LocalLanguageModel.load(name)
         return self._local[name]

@@ -226,10 +226,10 @@ class Plan:
         learner = {
             "learning_rate": 2e-4,
             "muon_lr": 0.003,
-            "warmup": 4,
+            "warmup_steps": 4,
             "epochs": 2,
-            "minibatch": 32,
-            "lengths": "token",
+            "minibatch_size": 32,
+            "loss_normalization": "token",
             "refusal_penalty": 0.1,
             "micro_tokens": 2048,
         }

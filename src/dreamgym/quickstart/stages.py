@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,26 +49,22 @@ async def taught(
     Args:
         on_update: takes the updates done, and the loss.
     """
-    from dreamgym.training.experience import teach
+    from dreamgym.training.experience import fine_tune
 
     sources = [dataset_path(name) for name in data]
     recorded = [each for source in sources for each in read_trajectories(source)]
     spec = find_environment(config.environment.name)
     annotator = await choose_annotator(None, spec, recorded, default_annotations=out / "annotations")
-    found = await teach(
+    found = await fine_tune(
         config,
-        sources,
+        recorded,
         annotator,
         out,
+        data=data,
         actor=spec.actor,
-        on_progress=lambda progress: on_update(progress.step, progress.loss),
+        on_progress=lambda progress: on_update(progress.step, progress.loss or 0.0),
     )
-    measured_any = not math.isnan(found.agreement)
-    return {
-        "steps": found.step,
-        "loss": found.loss,
-        "agreement": found.agreement if measured_any else None,
-    }
+    return {"steps": found.step, "loss": found.loss, "agreement": found.agreement}
 
 
 async def measured(

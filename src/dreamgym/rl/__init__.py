@@ -1,1 +1,1 @@
-"""Learning from rollouts: objectives as pure functions, and the learners that apply them to exact tokens."""
+"""Learners: GRPO, PPO, SFT and DPO on exact tokens, and their losses as pure functions."""

@@ -1,47 +1,41 @@
 """DPO: of two trajectories of one task, one that succeeded is preferred to one that failed.
 
 The loss of a pair depends on both trajectories as wholes. So the pairs are first scored without gradients,
-which gives what each trajectory's log-prob weighs; then the weighted log-probs have exactly the gradient of
-the loss, and trajectories of any length are computed in lots of any size.
+which gives the derivative by each trajectory's log-prob; log-probs weighted by it have exactly the gradient
+of the loss, and micro-batches can be of any size.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dreamgym.config import LearnerConfig
 from dreamgym.errors import ConfigError
-from dreamgym.rl.logprobs import Scores
+from dreamgym.rl.logprobs import TokenLogProbs
 from dreamgym.rl.losses import preference_loss
-from dreamgym.rl.optimizer_step import Updater, Updating, same_settings
-from dreamgym.rl.packing import cut
-from dreamgym.rl.sft import SFTSettings, batch, schedule
+from dreamgym.rl.optimizers import Loss, ModelOptimizer, Trainable, check_same_settings
+from dreamgym.rl.packing import pack
+from dreamgym.rl.policy_gradient import learner_config
+from dreamgym.rl.sft import batch_indices, learning_rate_scale
 from dreamgym.types import Trajectory
 
 Pair = tuple[Trajectory, Trajectory]
 """(chosen, rejected)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DPOSettings(SFTSettings):
-    """`batch` counts pairs."""
-
-    beta: float = 0.1
+_DECAY_FRACTION = 0.5
 
 
 def preference_pairs(
-    trajectories: Sequence[Trajectory], *, most: int | None = None, seed: int = 0
+    trajectories: Sequence[Trajectory], *, max_pairs: int | None = None, seed: int = 0
 ) -> list[Pair]:
-    """A success and a failure on the same task, drawn anew for each pair.
+    """Pairs of a success and a failure on the same task.
 
-    Every task with both gives as many pairs as it has of the more frequent one; at most `most` in all.
+    A task that has both gives as many pairs as it has of the more frequent one.
     """
     by_task: dict[str, tuple[list[Trajectory], list[Trajectory]]] = defaultdict(lambda: ([], []))
     for trajectory in trajectories:
@@ -58,84 +52,116 @@ def preference_pairs(
             for number in range(max(len(successes), len(failures)))
         ]
     rng.shuffle(pairs)
-    return pairs[:most]
+    return pairs[:max_pairs]
 
 
-class DPOLearner:
-    """Call `step` until `done`. The reference is the policy as it was when the learner was made."""
+class DPO:
+    """Call `step` until `done`. The reference is the policy at construction.
+
+    Example::
+
+        dpo = dg.DPO(agent, preference_pairs(agent.tokenize(trajectories)), steps=100)
+        while not dpo.done:
+            metrics = dpo.step()
+    """
 
     def __init__(
         self,
-        model: Any,
+        agent: Trainable,
         pairs: Sequence[Pair],
-        settings: DPOSettings,
+        config: LearnerConfig | None = None,
         *,
-        updating: Updating = nullcontext,
+        steps: int = 100,
+        batch_size: int = 8,
+        warmup_steps: int = 10,
+        seed: int = 0,
+        **overrides: Any,
     ) -> None:
+        """
+        Args:
+            pairs: trajectories with tokens (`agent.tokenize`).
+            steps: weight updates in all.
+            batch_size: pairs per update.
+            overrides: settings of `LearnerConfig`, such as ``beta=0.2``.
+        """
         if not pairs:
             raise ConfigError("expected pairs of a success and a failure on the same task, got none")
-        self.settings = settings
+        self.config = learner_config(config, overrides | {"warmup_steps": warmup_steps})
+        self.total_steps = steps
         self.steps = 0
+        self._batch_size = batch_size
+        self._seed = seed
         self._pairs = len(pairs)
-        self._updater = Updater(model, settings, updating=updating)
+        self._optimizer = ModelOptimizer(agent, self.config, temperature=1.0)
         # Trajectory 2i is the chosen one of pair i, 2i + 1 the rejected one.
-        self._strips = cut([trajectory for pair in pairs for trajectory in pair])
-        self._owner = torch.zeros(self._strips.tokens, dtype=torch.long, device=self._updater.scorer.device)
-        for number, slots in enumerate(self._strips.slots_of_trajectory):
-            self._owner[slots.start : slots.stop] = number
+        self._packed = pack([trajectory for pair in pairs for trajectory in pair])
+        self._owner = torch.zeros(
+            self._packed.tokens, dtype=torch.long, device=self._optimizer.logprobs.device
+        )
+        for number, tokens in enumerate(self._packed.token_ranges):
+            self._owner[tokens.start : tokens.stop] = number
         self._reference = self._logprobs(range(2 * len(pairs)))
 
     @property
     def done(self) -> bool:
-        return self.steps >= self.settings.steps
+        return self.steps >= self.total_steps
 
     def step(self) -> dict[str, float]:
-        """One weight change; `preferred` is the share of the batch's pairs that were in order before it."""
-        pairs = batch(self._pairs, self.steps, self.settings.batch, self.settings.seed)
-        pairs = sorted(set(pairs))  # a batch that reaches into the next epoch may draw a pair twice
+        """One weight update; ``accuracy`` is the share of pairs that were in order before it."""
+        pairs = batch_indices(self._pairs, self.steps, self._batch_size, self._seed)
+        pairs = sorted(set(pairs))  # a batch that reaches into the next epoch may hold a pair twice
         members = [2 * pair + side for pair in pairs for side in (0, 1)]
         gains = (self._logprobs(members) - self._reference)[members].view(-1, 2).requires_grad_()
-        losses = preference_loss(gains[:, 0], gains[:, 1], beta=self.settings.beta)
-        (pull,) = torch.autograd.grad(losses.mean(), gains)
-        weights = torch.zeros(len(self._reference), device=pull.device)
-        weights[members] = pull.flatten()
+        losses = preference_loss(gains[:, 0], gains[:, 1], beta=self.config.beta)
+        (derivatives,) = torch.autograd.grad(losses.mean(), gains)
+        weights = torch.zeros(len(self._reference), device=derivatives.device)
+        weights[members] = derivatives.flatten()
 
-        def loss_of(scores: Scores) -> Tensor:
-            return (weights[self._owner[scores.slots]] * scores.logprobs).sum()
+        def loss_of(found: TokenLogProbs) -> Loss:
+            return (weights[self._owner[found.token_ids]] * found.logprobs).sum(), {}
 
-        norm = self._updater.apply(
-            self._strips.of(members), loss_of, rate=schedule(self.steps, self.settings)
+        lr_scale = learning_rate_scale(
+            self.steps, self.total_steps, self.config.warmup_steps, _DECAY_FRACTION
         )
+        metrics = self._optimizer.apply(self._packed.of(members), loss_of, lr_scale=lr_scale)
         self.steps += 1
-        in_order = (gains[:, 0] > gains[:, 1]).float().mean()
-        return {"loss": losses.mean().item(), "preferred": in_order.item(), "grad_norm": norm}
+        accuracy = (gains[:, 0] > gains[:, 1]).float().mean()
+        return metrics | {"loss": losses.mean().item(), "accuracy": accuracy.item()}
 
     def _logprobs(self, members: Sequence[int]) -> Tensor:
-        """`(trajectories,)`: of all replies of each of these; 0 for the others."""
-        scorer = self._updater.scorer
-        found = torch.zeros(len(self._strips.of_trajectory), device=scorer.device)
-        for scores in scorer.sweep(self._strips.of(members), micro_tokens=self.settings.micro_tokens):
-            found.index_add_(0, self._owner[scores.slots], scores.logprobs)
-        return found
+        """`(trajectories,)`: summed over all replies of these trajectories; 0 for the others."""
+        model = self._optimizer.logprobs
+        sums = torch.zeros(len(self._packed.sequences), device=model.device)
+        for found in model.sweep(self._packed.of(members), micro_tokens=self.config.micro_tokens):
+            sums.index_add_(0, self._owner[found.token_ids], found.logprobs)
+        return sums
+
+    def _settings(self) -> dict[str, Any]:
+        names = {"learning_rate", "muon_lr", "warmup_steps", "max_grad_norm", "beta"}
+        return self.config.model_dump(include=names) | {
+            "steps": self.total_steps,
+            "batch_size": self._batch_size,
+            "seed": self._seed,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "settings": asdict(self.settings),
+            "settings": self._settings(),
             "steps": self.steps,
             "reference": self._reference.clone(),
-            **self._updater.state_dict(),
+            **self._optimizer.state_dict(),
         }
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """
         Raises:
-            ConfigError: the state is of other settings, pairs or of another model.
+            ConfigError: the state has other settings or pairs, or belongs to another model.
         """
-        same_settings(asdict(self.settings), stored["settings"])
+        check_same_settings(self._settings(), stored["settings"])
         if stored["reference"].shape != self._reference.shape:
             raise ConfigError(
                 f"this state was made with {len(stored['reference']) // 2} pairs, now there are {self._pairs}"
             )
-        self._updater.load_state_dict(stored)
+        self._optimizer.load_state_dict(stored)
         self._reference = stored["reference"].clone()
         self.steps = stored["steps"]

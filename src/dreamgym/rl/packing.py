@@ -1,8 +1,8 @@
-"""From trajectories to strips: token sequences in which several turns of one episode stand one after another.
+"""Packs the turns of an episode into as few token sequences as possible.
 
-A turn's prompt often begins with all of the turn before. Then both are computed in one forward pass over the
-longer one, and an episode of many turns costs one reading instead of many. What was sampled last in a turn is
-only predicted, never read, so it does not matter that a closing token is missing from the next prompt.
+A turn's prompt often begins with all of the turn before. Then one forward pass over the longer text computes
+both. The last sampled token of a turn is predicted and never an input, so a closing token that the next
+prompt lacks does not end a sequence.
 """
 
 from __future__ import annotations
@@ -13,145 +13,177 @@ from dataclasses import dataclass, field
 from dreamgym.errors import ConfigError
 from dreamgym.types import Completion, Trajectory, Transition
 
+_MAX_LENGTH_RATIO = 1.3
+"""Longest to shortest sequence of a micro-batch: more would waste time on padding."""
+
 
 @dataclass(slots=True, kw_only=True)
 class PackedSequence:
-    """Input tokens of one forward pass, and what is to be predicted where.
+    """Input tokens of one row of a forward pass, and which of its positions predict trained tokens.
 
-    Slots number the trained tokens, and turn slots the turns, of the whole batch: quantities of a token or a
-    turn (log-probs, advantages, values) are kept in one flat tensor each.
+    Quantities of a trained token or of a turn (log-probs, advantages, values) are flat tensors over the whole
+    batch; `token_ids` and `turn_ids` are the places of this sequence's tokens and turns in them.
     """
 
     tokens: list[int]
-    places: list[int] = field(default_factory=list)
-    """Of each trained token: the input position that predicts it."""
+    positions: list[int] = field(default_factory=list)
+    """Per trained token: the input position that predicts it."""
     targets: list[int] = field(default_factory=list)
     allowed: list[tuple[int, ...]] = field(default_factory=list)
-    """Of each trained token: among which tokens it was drawn; empty for the whole vocabulary."""
-    slots: list[int] = field(default_factory=list)
-    turn_places: list[int] = field(default_factory=list)
-    """Of each turn: the position of its prompt's last token, which has read all that the turn knows."""
-    turn_slots: list[int] = field(default_factory=list)
-    after: list[int] = field(default_factory=list)
-    """Tokens that follow when the episode was truncated, up to the turn that did not come; only valued."""
-    after_slot: int | None = None
+    """Per trained token: the tokens that constrained decoding allowed; empty: the whole vocabulary."""
+    token_ids: list[int] = field(default_factory=list)
+    turn_positions: list[int] = field(default_factory=list)
+    """Per turn: the position of its prompt's last token, where the value head reads."""
+    turn_ids: list[int] = field(default_factory=list)
+    next_prompt: list[int] = field(default_factory=list)
+    """The rest of the prompt after a truncated episode's last turn; input of the bootstrap value only."""
+    bootstrap_id: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class PackedBatch:
-    """All strips of a batch of trajectories, and where each quantity is found."""
+    """The packed sequences of several trajectories, and the flat numbering of their tokens and turns."""
 
-    of_trajectory: list[list[PackedSequence]] = field(default_factory=list)
-    slots_of_trajectory: list[range] = field(default_factory=list)
-    turns_of_trajectory: list[range] = field(default_factory=list)
-    after_of_trajectory: list[int | None] = field(default_factory=list)
-    """The turn slot of the turn that did not come."""
-    turn_slots: int = 0
-    turn_of_slot: list[int] = field(default_factory=list)
-    behaviour: list[float] = field(default_factory=list)
-    """Log-prob of each trained token when it was sampled; 0 where it was not recorded."""
-    recorded: bool = True
-    """Whether `behaviour` is the distribution that every token was drawn from."""
+    sequences: list[list[PackedSequence]] = field(default_factory=list)
+    """Per trajectory."""
+    token_ranges: list[range] = field(default_factory=list)
+    """Per trajectory: its trained tokens."""
+    turn_ranges: list[range] = field(default_factory=list)
+    bootstrap_ids: list[int | None] = field(default_factory=list)
+    """Per trajectory: where the value of the state it was truncated in is found."""
+    turn_count: int = 0
+    """Turns and bootstrap values."""
+    turn_of_token: list[int] = field(default_factory=list)
+    old_logprobs: list[float] = field(default_factory=list)
+    """Per trained token, as sampled; 0 where not recorded."""
+    has_old_logprobs: bool = True
+    """Whether `old_logprobs` come from the distribution that each token was sampled from."""
 
     @property
     def tokens(self) -> int:
-        return len(self.turn_of_slot)
+        return len(self.turn_of_token)
 
     @property
     def turns(self) -> int:
-        return sum(map(len, self.turns_of_trajectory))
+        return sum(map(len, self.turn_ranges))
 
     @property
     def all(self) -> list[PackedSequence]:
-        return self.of(range(len(self.of_trajectory)))
+        return self.of(range(len(self.sequences)))
 
     def of(self, trajectories: Iterable[int]) -> list[PackedSequence]:
-        return [strip for trajectory in trajectories for strip in self.of_trajectory[trajectory]]
+        return [sequence for trajectory in trajectories for sequence in self.sequences[trajectory]]
 
 
-After = Callable[[Trajectory], Sequence[int]]
-"""The prompt, in tokens, of the turn that would have come after a trajectory's last one."""
-Untaught = Callable[[Transition], bool]
-"""Whether a turn is only read."""
+NextPrompt = Callable[[Trajectory], Sequence[int]]
+"""The prompt, in tokens, of the turn that would follow a trajectory's last one."""
+LossMask = Callable[[Transition], bool]
+"""Whether a turn's tokens are trained; the others are context only."""
 
 
-def cut(
-    trajectories: Sequence[Trajectory], after: After | None = None, untaught: Untaught | None = None
+def pack(
+    trajectories: Sequence[Trajectory],
+    *,
+    next_prompt: NextPrompt | None = None,
+    loss_mask: LossMask | None = None,
 ) -> PackedBatch:
     """
     Args:
-        after: if given, truncated trajectories get a slot for the value of the state they were left in.
-        untaught: turns whose tokens are read by later turns but not trained.
+        next_prompt: if given, truncated trajectories get a bootstrap value of the state they ended in.
 
     Raises:
-        ConfigError: a turn does not have its tokens.
+        ConfigError: a turn lacks its tokens.
     """
-    made = PackedBatch()
+    batch = PackedBatch()
     for trajectory in trajectories:
-        first_slot, first_turn = made.tokens, made.turn_slots
-        strips: list[PackedSequence] = []
-        for position, transition in enumerate(trajectory.transitions):
-            completion = transition.completion
-            if completion is None or not completion.token_ids or not completion.prompt_token_ids:
-                raise ConfigError(
-                    f"expected the exact tokens of every turn, trajectory {trajectory.id!r} has none in turn "
-                    f"{position}: roll out with a model that tells them, or give them with agents.tokenize"
-                )
-            _add(made, strips, completion, trained=untaught is None or not untaught(transition))
-        made.slots_of_trajectory.append(range(first_slot, made.tokens))
-        made.turns_of_trajectory.append(range(first_turn, made.turn_slots))
-        made.after_of_trajectory.append(None)
-        if after is not None and trajectory.transitions[-1].outcome.truncated:
-            _add_after(made, strips, list(after(trajectory)))
-        made.of_trajectory.append(strips)
-    return made
+        completions = [_exact(trajectory, turn) for turn in range(len(trajectory.transitions))]
+        masks = [loss_mask is None or loss_mask(transition) for transition in trajectory.transitions]
+        sequences = _add_episode(batch, zip(completions, masks, strict=True))
+        if next_prompt is not None and trajectory.transitions[-1].outcome.truncated:
+            _add_bootstrap(batch, sequences, list(next_prompt(trajectory)))
+    return batch
 
 
-def _add(made: PackedBatch, strips: list[PackedSequence], completion: Completion, *, trained: bool) -> None:
+def pack_replies(examples: Iterable[tuple[Sequence[int], Sequence[int]]]) -> PackedBatch:
+    """Packs (prompt, reply) pairs in tokens, one sequence each; the reply is trained."""
+    batch = PackedBatch()
+    for prompt, reply in examples:
+        completion = Completion(text="", prompt_token_ids=tuple(prompt), token_ids=tuple(reply))
+        _add_episode(batch, [(completion, True)])
+    return batch
+
+
+def _exact(trajectory: Trajectory, turn: int) -> Completion:
+    completion = trajectory.transitions[turn].completion
+    if completion is None or not completion.token_ids or not completion.prompt_token_ids:
+        raise ConfigError(
+            f"expected the exact tokens of every turn, trajectory {trajectory.id!r} has none in turn "
+            f"{turn}: roll out with a model that returns them, or add them with agents.tokenize"
+        )
+    return completion
+
+
+def _add_episode(batch: PackedBatch, turns: Iterable[tuple[Completion, bool]]) -> list[PackedSequence]:
+    first_token, first_turn = batch.tokens, batch.turn_count
+    sequences: list[PackedSequence] = []
+    for completion, trained in turns:
+        _add_turn(batch, sequences, completion, trained=trained)
+    batch.sequences.append(sequences)
+    batch.token_ranges.append(range(first_token, batch.tokens))
+    batch.turn_ranges.append(range(first_turn, batch.turn_count))
+    batch.bootstrap_ids.append(None)
+    return sequences
+
+
+def _add_turn(
+    batch: PackedBatch, sequences: list[PackedSequence], completion: Completion, *, trained: bool
+) -> None:
     prompt, sampled = list(completion.prompt_token_ids), list(completion.token_ids)
-    strip = _going_on(strips, prompt)
-    strip.tokens = prompt + sampled[:-1]
-    strip.turn_places.append(len(prompt) - 1)
-    strip.turn_slots.append(made.turn_slots)
+    sequence = _continued(sequences, prompt)
+    sequence.tokens = prompt + sampled[:-1]
+    sequence.turn_positions.append(len(prompt) - 1)
+    sequence.turn_ids.append(batch.turn_count)
     if not completion.logprobs or completion.allowed:
-        made.recorded = False
+        batch.has_old_logprobs = False
     for offset, token in enumerate(sampled if trained else ()):
-        among = completion.allowed[offset] if completion.allowed else ()
-        if len(among) == 1:  # there was no other: it teaches nothing
+        allowed = completion.allowed[offset] if completion.allowed else ()
+        if len(allowed) == 1:  # no alternative: its log-prob is 0 whatever the weights
             continue
-        strip.places.append(len(prompt) - 1 + offset)
-        strip.targets.append(token)
-        strip.allowed.append(among)
-        strip.slots.append(made.tokens)
-        made.turn_of_slot.append(made.turn_slots)
-        made.behaviour.append(completion.logprobs[offset] if completion.logprobs else 0.0)
-    made.turn_slots += 1
+        sequence.positions.append(len(prompt) - 1 + offset)
+        sequence.targets.append(token)
+        sequence.allowed.append(allowed)
+        sequence.token_ids.append(batch.tokens)
+        batch.turn_of_token.append(batch.turn_count)
+        batch.old_logprobs.append(completion.logprobs[offset] if completion.logprobs else 0.0)
+    batch.turn_count += 1
 
 
-def _add_after(made: PackedBatch, strips: list[PackedSequence], prompt: list[int]) -> None:
-    strip = _going_on(strips, prompt)
-    strip.after = prompt[len(strip.tokens) :]
-    strip.after_slot = made.after_of_trajectory[-1] = made.turn_slots
-    made.turn_slots += 1
+def _add_bootstrap(batch: PackedBatch, sequences: list[PackedSequence], prompt: list[int]) -> None:
+    sequence = _continued(sequences, prompt)
+    sequence.next_prompt = prompt[len(sequence.tokens) :]
+    sequence.bootstrap_id = batch.bootstrap_ids[-1] = batch.turn_count
+    batch.turn_count += 1
 
 
-def _going_on(strips: list[PackedSequence], prompt: list[int]) -> PackedSequence:
-    """The last strip if the prompt begins with it, else a new one."""
-    if not strips or prompt[: len(strips[-1].tokens)] != strips[-1].tokens:
-        strips.append(PackedSequence(tokens=[]))
-    return strips[-1]
+def _continued(sequences: list[PackedSequence], prompt: list[int]) -> PackedSequence:
+    """The last sequence if the prompt begins with it, else a new one."""
+    if not sequences or prompt[: len(sequences[-1].tokens)] != sequences[-1].tokens:
+        sequences.append(PackedSequence(tokens=[]))
+    return sequences[-1]
 
 
-def micro_batches(strips: Sequence[PackedSequence], most: int) -> list[list[PackedSequence]]:
-    """Sequences of similar length together, at most `most` tokens per micro-batch with padding.
+def micro_batches(sequences: Sequence[PackedSequence], max_tokens: float) -> list[list[PackedSequence]]:
+    """Sequences of similar length together, at most `max_tokens` per micro-batch with padding, longest first.
 
-    >>> lots = micro_batches([PackedSequence(tokens=[0] * n) for n in (5, 1, 2, 6)], 12)
-    >>> [[len(strip.tokens) for strip in lot] for lot in lots]
-    [[1, 2], [5, 6]]
+    >>> parts = micro_batches([PackedSequence(tokens=[0] * n) for n in (5, 1, 2, 6)], 12)
+    >>> [[len(sequence.tokens) for sequence in part] for part in parts]
+    [[6, 5], [2], [1]]
     """
-    lots: list[list[PackedSequence]] = []
-    for strip in sorted(strips, key=lambda strip: len(strip.tokens)):
-        if not lots or len(strip.tokens) * (len(lots[-1]) + 1) > most:
-            lots.append([])
-        lots[-1].append(strip)
-    return lots
+    parts: list[list[PackedSequence]] = []
+    for sequence in sorted(sequences, key=lambda sequence: -len(sequence.tokens)):
+        width = len(parts[-1][0].tokens) if parts else 0
+        full = width * (len(parts[-1]) + 1) > max_tokens if parts else True
+        if full or width > _MAX_LENGTH_RATIO * len(sequence.tokens):
+            parts.append([])
+        parts[-1].append(sequence)
+    return parts

@@ -1,11 +1,10 @@
-"""What GRPO and PPO have in common: rollout groups in, better weights out.
+"""What GRPO and PPO share: rollout groups in, updated weights out.
 
-They differ in what a turn is compared with. Both then do the same: several epochs of minibatches of
-trajectories, where a token counts by the ratio of its probability now to that when it was sampled, within
-bounds.
+They differ in the advantages. Both then run several epochs over minibatches of trajectories with a clipped
+importance ratio per token.
 
-What an update does depends on the settings, the weights, the groups and the number of the update alone, so a
-learner restored from its `state_dict` goes on to the bit as if it had never stopped.
+An update depends only on the settings, the weights, the groups and the number of the update, so a learner
+restored from its `state_dict` continues bit for bit.
 """
 
 from __future__ import annotations
@@ -15,242 +14,227 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dreamgym.config import LearnerConfig, validate
 from dreamgym.rl import losses
-from dreamgym.rl.logprobs import Scorer, Scores
-from dreamgym.rl.losses import LengthNormalisation
-from dreamgym.rl.optimizer_step import Updater, UpdateSettings, Updating, restore, same_settings
+from dreamgym.rl.logprobs import LogProbModel, TokenLogProbs
+from dreamgym.rl.optimizers import Loss, ModelOptimizer, Trainable, check_same_settings, restore
 from dreamgym.rl.packing import PackedBatch
 from dreamgym.types import RolloutGroup, Trajectory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySettings(UpdateSettings):
-    """What both learners have in common."""
-
-    epochs: int = 1
-    """How often every trajectory is learnt from."""
-    minibatch: int | None = None
-    """Trajectories per weight change; None for all at once."""
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """Above `clip_low`, so that unlikely tokens may rise (DAPO); equal to it, as in PPO."""
-    kl: float = 0.0
-    """Weight of the KL term to the policy that the learner began with."""
-    kl_corrected: bool = False
-    """Whether the KL term is weighted by the importance ratio, for an unbiased gradient (DeepSeek-V3.2)."""
-    entropy: float = 0.0
-    """Weight of the entropy bonus."""
-    behaviour: Literal["recorded", "recomputed"] = "recorded"
-    """What ratios compare with: log-probs as sampled, or as the weights give them before the update. They
-    differ in the last bits, which depend on what else was in a batch of the engine: recomputed, a run is
-    equal to the bit wherever its tokens are. Where actions were enforced, they are always recomputed."""
-    refusal_penalty: float = 0.0
-    """Taken from the reward of a turn that was refused (verl-agent's invalid-action penalty, there 0.1): that
-    turn is to blame, whatever became of its episode."""
-    refusals: tuple[str, ...] = ()
-    """The texts by which the environment says no."""
-    repeat_penalty: float = 0.0
-    """Taken from the reward of a turn that led to a state which the episode had been in already: going in
-    circles is cheap to see, and an outcome at the end of a long episode hardly tells of it."""
-    negative_weight: float = 1.0
-    """What negative advantages are multiplied with: 0 learns from what went better than expected alone
-    (RAFT++). Failures are long and mostly made of good turns, so blame is noisier than praise."""
-    warmup: int = 0
-    """Updates over which the learning rate rises. Adam's first updates move every weight by a whole learning
-    rate, whatever the gradient: with few rollouts, that is noise."""
-    lengths: LengthNormalisation = "token"
-    typical_length: float = 100.0
-    """Tokens of a trajectory, for ``lengths="constant"``."""
-
-
 @dataclass(slots=True, kw_only=True)
 class TrainingBatch:
-    """What one update learns from."""
+    """What one update trains on."""
 
-    strips: PackedBatch
+    packed: PackedBatch
     advantages: Tensor
     """`(tokens,)`"""
-    behaviour: Tensor | None
-    """`(tokens,)`: log-probs under the policy that sampled them; None for the present one."""
+    old_logprobs: Tensor | None
+    """`(tokens,)`: under the policy that sampled the tokens; None: the current one."""
     reference: Tensor | None = None
+    """`(tokens,)`: log-probs under the initial policy."""
     values: Tensor | None = None
-    """`(turn slots,)`: as the value head saw them before the update."""
+    """`(turns,)`: from the value head before the update."""
     value_targets: Tensor | None = None
 
 
-class PolicyLearner(ABC):
-    """The role `protocols.Learner`, over weights that another may be serving."""
+def learner_config(config: LearnerConfig | None, overrides: Mapping[str, Any]) -> LearnerConfig:
+    """
+    Raises:
+        ConfigError: an override is unknown or out of range.
+    """
+    return validate(
+        LearnerConfig, (config or LearnerConfig()).model_dump() | dict(overrides), prefix="learner."
+    )
 
-    settings: PolicySettings
+
+class PolicyGradient(ABC):
+    """The role `protocols.Learner`, over weights that a language model may be serving."""
 
     def __init__(
         self,
-        model: Any,
-        settings: PolicySettings,
+        agent: Trainable,
+        config: LearnerConfig | None = None,
         *,
-        value_head: nn.Module | None = None,
-        updating: Updating = nullcontext,
+        seed: int = 0,
+        refusals: Sequence[str] = (),
+        **overrides: Any,
     ) -> None:
         """
         Args:
-            model: a transformers causal LM; the weights that require gradients learn, in place.
-            updating: entered while weights change: `LocalLanguageModel.updating`, where one serves them.
+            refusals: state texts by which the environment refuses an action; see `refusal_penalty`.
+            overrides: settings of `LearnerConfig`, such as ``learning_rate=2e-4``.
         """
-        self.settings = settings
+        self.config = learner_config(config, overrides)
         self.steps = 0
         """Calls of `update` so far."""
-        self._updater = Updater(model, settings, beside=value_head, updating=updating)
-        self._frozen = copy.deepcopy(model).requires_grad_(False) if settings.kl else None
-        self._scorer = self._updater.scorer
+        self._seed = seed
+        self._refusals = frozenset(refusals)
+        self.value_head = self._make_value_head(agent.model)
+        self._optimizer = ModelOptimizer(agent, self.config, value_head=self.value_head)
+        self._logprobs = self._optimizer.logprobs
+        self._reference: LogProbModel | None = None
+        if self.config.kl_coef:
+            frozen = copy.deepcopy(agent.model).requires_grad_(False)
+            self._reference = LogProbModel(frozen, temperature=agent.temperature, precision=agent.precision)
 
     @property
     def updates(self) -> int:
-        """Weight changes so far: the policy's version."""
-        return self._updater.updates
+        """Weight updates so far: the policy's version."""
+        return self._optimizer.updates
 
     def update(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-        """Learn from these groups, and tell what it was like.
+        """Trains on these groups; returns metrics.
 
         Raises:
-            ConfigError: a trajectory does not have the exact tokens of its turns.
+            ConfigError: a trajectory lacks the exact tokens of its turns.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         returns = [t.total_reward for group in groups for t in group.trajectories]
-        found: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "groups": len(groups),
-            "zero_std_groups": sum(losses.unanimous(returns_of(group)) for group in groups),
+            "zero_std_groups": sum(losses.zero_std(group_returns(group)) for group in groups),
             "return_mean": sum(returns) / len(returns) if returns else 0.0,
             "updates": 0,
         }
-        lesson = self._prepare(groups)
-        if lesson is not None:
-            lesson.advantages = losses.weigh_negative(lesson.advantages, self.settings.negative_weight)
-            found |= {"tokens": lesson.strips.tokens, "turns": lesson.strips.turns}
-            found |= self._learn(lesson)
+        batch = self._prepare(groups)
+        if batch is not None:
+            batch.advantages = losses.weigh_negative(batch.advantages, self.config.negative_advantage_weight)
+            metrics |= {"tokens": batch.packed.tokens, "turns": batch.packed.turns}
+            metrics |= self._train(batch)
         self.steps += 1
-        return found | {"seconds": time.perf_counter() - began}
-
-    def _penalties(self, trajectory: Trajectory) -> list[float]:
-        """What each turn loses for having been refused, or for having led where the episode had been."""
-        settings, seen, lost = self.settings, {trajectory.start.text}, list[float]()
-        for turn in trajectory.transitions:
-            text = turn.outcome.next_state.text
-            again = settings.repeat_penalty if text in seen else 0.0
-            lost.append(settings.refusal_penalty if text in settings.refusals else again)
-            seen.add(text)
-        return lost
+        return metrics | {"seconds": time.perf_counter() - start}
 
     @abstractmethod
     def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainingBatch | None:
-        """Advantages and all that stays as it is during the update; None if there is nothing to learn."""
+        """Advantages and whatever else is fixed during the update; None if there is nothing to learn."""
 
-    def _learn(self, lesson: TrainingBatch) -> dict[str, float]:
-        settings, strips = self.settings, lesson.strips
-        if self._frozen is not None:
-            lesson.reference = self._logprobs(Scorer(self._frozen, temperature=settings.temperature), strips)
+    def _make_value_head(self, model: Any) -> nn.Linear | None:
+        return None
+
+    def _value_loss(self, batch: TrainingBatch, found: TokenLogProbs, share: float) -> Loss | None:
+        return None
+
+    def _penalties(self, trajectory: Trajectory) -> list[float]:
+        """Per turn, for being refused or for returning to an earlier state of the episode."""
+        config, seen, penalties = self.config, {trajectory.start.text}, list[float]()
+        for turn in trajectory.transitions:
+            text = turn.outcome.next_state.text
+            repeated = config.repeat_penalty if text in seen else 0.0
+            penalties.append(config.refusal_penalty if text in self._refusals else repeated)
+            seen.add(text)
+        return penalties
+
+    def _train(self, batch: TrainingBatch) -> dict[str, float]:
+        config, packed = self.config, batch.packed
+        if self._reference is not None:
+            batch.reference = self._all_logprobs(self._reference, packed)
         before, norms = self.updates, list[float]()
         sums: dict[str, float] = defaultdict(float)
-        for epoch in range(settings.epochs):
-            order = list(range(len(strips.of_trajectory)))
-            Random(f"{settings.seed}/{self.steps}/{epoch}").shuffle(order)
-            size = settings.minibatch or len(order)
-            batches = [order[start : start + size] for start in range(0, len(order), size)]
-            norms += [self._minibatch(lesson, batch, sums) for batch in batches]
-        told = {name: total / len(norms) for name, total in sums.items()}
-        return told | {"grad_norm": max(norms), "updates": self.updates - before}
+        for epoch in range(config.epochs):
+            order = list(range(len(packed.sequences)))
+            Random(f"{self._seed}/{self.steps}/{epoch}").shuffle(order)
+            size = config.minibatch_size or len(order)
+            for start in range(0, len(order), size):
+                metrics = self._minibatch(batch, order[start : start + size])
+                norms.append(metrics.pop("grad_norm"))
+                for name, value in metrics.items():
+                    sums[name] += value
+        means = {name: total / len(norms) for name, total in sums.items()}
+        return means | {"grad_norm": max(norms), "updates": self.updates - before}
 
-    def _minibatch(self, lesson: TrainingBatch, members: Sequence[int], sums: dict[str, float]) -> float:
-        settings, strips = self.settings, lesson.strips
-        lengths = [len(strips.slots_of_trajectory[member]) for member in members]
-        weigh = losses.token_weights(lengths, settings.lengths, constant=settings.typical_length)
-        weights = torch.zeros_like(lesson.advantages)
-        for member, weight in zip(members, weigh, strict=True):
-            slots = strips.slots_of_trajectory[member]
-            weights[slots.start : slots.stop] = weight
-        tokens = max(1, sum(lengths))
-        turns = sum(len(strips.turns_of_trajectory[member]) for member in members)
+    def _minibatch(self, batch: TrainingBatch, members: Sequence[int]) -> dict[str, float]:
+        config, packed = self.config, batch.packed
+        lengths = [len(packed.token_ranges[member]) for member in members]
+        weights = torch.zeros_like(batch.advantages)
+        of_members = losses.token_weights(lengths, config.loss_normalization)
+        for member, weight in zip(members, of_members, strict=True):
+            tokens = packed.token_ranges[member]
+            weights[tokens.start : tokens.stop] = weight
+        token_share = 1 / max(1, sum(lengths))
+        turn_share = 1 / sum(len(packed.turn_ranges[member]) for member in members)
 
-        def loss_of(scores: Scores) -> Tensor:
-            loss = self._policy_loss(lesson, scores, weights[scores.slots], 1 / tokens, sums)
-            return loss + self._further_loss(lesson, scores, 1 / turns, sums)
+        def loss_of(found: TokenLogProbs) -> Loss:
+            loss, metrics = self._policy_loss(batch, found, weights[found.token_ids], token_share)
+            more = self._value_loss(batch, found, turn_share)
+            return (loss, metrics) if more is None else (loss + more[0], metrics | more[1])
 
-        rising = min(1.0, (self.updates + 1) / max(1, settings.warmup))
-        return self._updater.apply(strips.of(members), loss_of, rate=rising)
+        warmup = min(1.0, (self.updates + 1) / max(1, config.warmup_steps))
+        metrics = self._optimizer.apply(packed.of(members), loss_of, lr_scale=warmup)
+        metrics.pop("loss", None)  # of different parts; policy_loss and value_loss are in the metrics
+        return metrics
 
-    def _policy_loss(
-        self, lesson: TrainingBatch, scores: Scores, weights: Tensor, share: float, sums: dict[str, float]
-    ) -> Tensor:
-        settings = self.settings
-        advantages = lesson.advantages[scores.slots]
-        behaviour = scores.logprobs.detach()
-        if lesson.behaviour is not None:
-            behaviour = lesson.behaviour[scores.slots]
-        bounds = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
-        loss = losses.clipped_policy_loss(scores.logprobs, behaviour, advantages, **bounds)
-        sums["policy_loss"] += float((weights * loss.detach()).sum())
+    def _policy_loss(self, batch: TrainingBatch, found: TokenLogProbs, weights: Tensor, share: float) -> Loss:
+        config, metrics = self.config, dict[str, float]()
+        advantages = batch.advantages[found.token_ids]
+        old = found.logprobs.detach()
+        if batch.old_logprobs is not None:
+            old = batch.old_logprobs[found.token_ids]
+        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+        loss = losses.clipped_policy_loss(found.logprobs, old, advantages, **clip)
+        metrics["policy_loss"] = float((weights * loss.detach()).sum())
+        with torch.set_grad_enabled(bool(config.entropy_coef)):
+            entropies = found.entropies()
         with torch.no_grad():
-            stopped = losses.clipped(scores.logprobs, behaviour, advantages, **bounds)
-            sums["clip_fraction"] += share * float(stopped.sum())
-            sums["entropy"] += share * float(scores.entropies.sum())
-            # k3 again, against the policy that sampled: how far this update has gone.
-            sums["moved"] += share * float(losses.kl_to_reference(scores.logprobs, behaviour).sum())
-        if settings.entropy:
-            loss = loss - settings.entropy * scores.entropies
-        if lesson.reference is not None:
-            sampled = behaviour if settings.kl_corrected else None
-            apart = losses.kl_to_reference(scores.logprobs, lesson.reference[scores.slots], sampled)
-            sums["kl"] += share * float(apart.detach().sum())
-            loss = loss + settings.kl * apart
-        return (weights * loss).sum()
+            clipped = losses.clipped(found.logprobs, old, advantages, **clip)
+            metrics["clip_fraction"] = share * float(clipped.sum())
+            metrics["entropy"] = share * float(entropies.sum())
+            metrics["approx_kl"] = share * float(losses.kl_estimate(found.logprobs, old).sum())
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * entropies
+        if batch.reference is not None:
+            sampled = old if config.kl_bias_correction else None
+            kl = losses.kl_estimate(found.logprobs, batch.reference[found.token_ids], sampled)
+            metrics["kl"] = share * float(kl.detach().sum())
+            loss = loss + config.kl_coef * kl
+        return (weights * loss).sum(), metrics
 
-    def _further_loss(
-        self, lesson: TrainingBatch, scores: Scores, share: float, sums: dict[str, float]
-    ) -> Tensor | float:
-        return 0.0
-
-    def _recorded(self, strips: PackedBatch) -> Tensor | None:
-        """Log-probs of the sampled tokens as recorded; None where they are to be computed."""
-        settings = self.settings
-        if not strips.recorded or settings.temperature != 1 or settings.behaviour == "recomputed":
+    def _recorded(self, packed: PackedBatch) -> Tensor | None:
+        """Log-probs as sampled; None where they must be computed."""
+        recomputed = self.config.old_logprobs == "recomputed" or self._logprobs.temperature != 1
+        if not packed.has_old_logprobs or recomputed:
             return None
-        return torch.tensor(strips.behaviour, device=self._scorer.device)
+        return torch.tensor(packed.old_logprobs, device=self._logprobs.device)
 
-    def _logprobs(self, scorer: Scorer, strips: PackedBatch) -> Tensor:
-        found = torch.zeros(strips.tokens, device=scorer.device)
-        for scores in scorer.sweep(strips.all, micro_tokens=self.settings.micro_tokens):
-            found[scores.slots] = scores.logprobs
-        return found
+    def _all_logprobs(self, model: LogProbModel, packed: PackedBatch) -> Tensor:
+        logprobs = torch.zeros(packed.tokens, device=model.device)
+        for found in model.sweep(packed.all, micro_tokens=self.config.micro_tokens):
+            logprobs[found.token_ids] = found.logprobs
+        return logprobs
+
+    def _settings(self) -> dict[str, Any]:
+        # What bounds memory or names the class does not change the result.
+        fixed = self.config.model_dump(exclude={"algorithm", "micro_tokens", "beta"})
+        return fixed | {"seed": self._seed, "temperature": self._logprobs.temperature}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on; `torch.save` takes it."""
-        frozen = dict(self._frozen.named_parameters()) if self._frozen is not None else {}
+        """Everything that the next update depends on; `torch.save` accepts it."""
+        reference = self._reference.model.named_parameters() if self._reference is not None else ()
         return {
-            "settings": asdict(self.settings),
+            "settings": self._settings(),
             "steps": self.steps,
-            "reference": {name: weight.clone() for name, weight in frozen.items()},
-            **self._updater.state_dict(),
+            "reference": {name: weight.clone() for name, weight in reference},
+            **self._optimizer.state_dict(),
         }
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """
         Raises:
-            ConfigError: the state is of other settings or of another model.
+            ConfigError: the state has other settings or belongs to another model.
         """
-        # A setting that did not exist yet was what it is by default.
-        same_settings(asdict(self.settings), asdict(type(self.settings)()) | stored["settings"])
-        self._updater.load_state_dict(stored)
-        if self._frozen is not None:
-            restore(dict(self._frozen.named_parameters()), stored["reference"])
+        check_same_settings(self._settings(), stored["settings"])
+        self._optimizer.load_state_dict(stored)
+        if self._reference is not None:
+            restore(dict(self._reference.model.named_parameters()), stored["reference"])
         self.steps = stored["steps"]
 
 
-def returns_of(group: RolloutGroup) -> Tensor:
+def group_returns(group: RolloutGroup) -> Tensor:
     return torch.tensor([trajectory.total_reward for trajectory in group.trajectories])

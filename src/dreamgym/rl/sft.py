@@ -1,144 +1,187 @@
-"""Supervised learning of what recorded trajectories did: the usual start of an agent, and a baseline.
+"""Supervised fine-tuning on recorded replies: one trainer for policies and experience models.
 
-The trajectories carry the tokens of their turns (`agents.tokenize`), so an episode is read once, and the loss
-is on the replies alone.
+The loss is on the replies alone. A step depends only on the settings, the data and its number, dropout
+included, so a run that was stopped and resumed ends with the weights of one that never stopped.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from torch import Tensor
+import torch
 
+from dreamgym.config import LearnerConfig
 from dreamgym.errors import ConfigError
-from dreamgym.rl.logprobs import Scores
-from dreamgym.rl.optimizer_step import Updater, UpdateSettings, Updating, same_settings
-from dreamgym.rl.packing import PackedSequence, Untaught, cut
+from dreamgym.rl.logprobs import TokenLogProbs
+from dreamgym.rl.optimizers import Loss, ModelOptimizer, Trainable, check_same_settings
+from dreamgym.rl.packing import LossMask, PackedBatch, PackedSequence, pack
+from dreamgym.rl.policy_gradient import learner_config
+from dreamgym.seeding import derive_seed
 from dreamgym.types import Trajectory
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SFTSettings(UpdateSettings):
-    """The learning rate rises for `warmup` updates, holds, and falls to nothing over the last part."""
-
-    steps: int = 300
-    """Weight changes in all."""
-    batch: int = 16
-    """Trajectories per weight change."""
-    warmup: int = 10
-    falling_share: float = 0.5
-    exchanged: float = 0.7
-    """Share of trajectories whose exchangeable names are exchanged: names as they really come must be seen,
-    too."""
+_EXCHANGED = 0.7
+"""Share of trajectories whose exchangeable tokens are permuted; real names must be trained on, too."""
+_MIN_LR_SCALE = 0.02
 
 
-class SFTLearner:
-    """Call `step` until `done`. A step depends on the settings, the data and its number alone."""
+class SFT:
+    """Call `step` until `done`.
+
+    Example::
+
+        sft = dg.SFT(agent, agent.tokenize(successes), steps=300)
+        while not sft.done:
+            metrics = sft.step()
+    """
 
     def __init__(
         self,
-        model: Any,
-        trajectories: Sequence[Trajectory],
-        settings: SFTSettings,
+        agent: Trainable,
+        data: Sequence[Trajectory] | PackedBatch,
+        config: LearnerConfig | None = None,
         *,
-        exchangeable: Sequence[int] = (),
-        untaught: Untaught | None = None,
-        updating: Updating = nullcontext,
+        steps: int = 300,
+        batch_size: int = 16,
+        warmup_steps: int = 10,
+        decay_fraction: float = 0.5,
+        seed: int = 0,
+        exchangeable: Sequence[Sequence[int]] = (),
+        loss_mask: LossMask | None = None,
+        **overrides: Any,
     ) -> None:
         """
         Args:
-            untaught: turns that are read and not imitated: mistakes, after which the next turn is a lesson.
-            trajectories: those worth imitating, with tokens; failures are the caller's to leave out.
-            exchangeable: tokens of names that mean nothing by themselves, such as the number of a drawer.
-                They are exchanged for each other at random, the same way throughout an episode, so that the
-                model must copy what it reads and cannot learn by heart where things are.
+            data: trajectories with tokens (`agent.tokenize`), or packed replies.
+            config: learning rates and limits; without one, the rates that suit the agent's kind of model.
+            steps: weight updates in all.
+            batch_size: trajectories or replies per update.
+            warmup_steps: updates over which the learning rate rises.
+            decay_fraction: share of the updates, at the end, over which it falls.
+            exchangeable: groups of tokens that are names without a meaning, such as the number of a drawer.
+                Those of a group are permuted at random, in the same way throughout an episode, so that the
+                model must copy them from its input and cannot memorise them.
+            loss_mask: whether a turn is trained; others are context, such as mistakes before a correction.
+            overrides: settings of `LearnerConfig`, such as ``learning_rate=1e-3``.
         """
-        if not trajectories:
-            raise ConfigError("expected at least one trajectory to learn from, got none")
-        self.settings = settings
-        self._updater = Updater(model, settings, updating=updating)
-        self._strips = cut(trajectories, untaught=untaught)
-        self._exchangeable = sorted(exchangeable)
+        self.packed = data if isinstance(data, PackedBatch) else pack(data, loss_mask=loss_mask)
+        if not self.packed.sequences:
+            raise ConfigError("expected at least one trajectory to train on, got none")
+        if config is None:
+            overrides = dict(getattr(agent, "sft_rates", {})) | overrides
+        self.config = learner_config(config, overrides | {"warmup_steps": warmup_steps})
+        self.total_steps = steps
         self.steps = 0
+        self._batch_size = batch_size
+        self._decay_fraction = decay_fraction
+        self._seed = seed
+        self._exchangeable = [sorted(group) for group in exchangeable if len(group) > 1]
+        self._optimizer = ModelOptimizer(agent, self.config, temperature=1.0)
 
     @property
     def done(self) -> bool:
-        return self.steps >= self.settings.steps
+        return self.steps >= self.total_steps
 
     def step(self) -> dict[str, float]:
-        """One weight change; `loss` is the mean negative log-prob of the batch's tokens before it."""
-        members = batch(len(self._strips.of_trajectory), self.steps, self.settings.batch, self.settings.seed)
-        tokens = max(1, sum(len(self._strips.slots_of_trajectory[member]) for member in members))
-        total = 0.0
+        """One weight update; ``loss`` is the mean negative log-prob of the batch's tokens before it."""
+        members = batch_indices(len(self.packed.sequences), self.steps, self._batch_size, self._seed)
+        tokens = max(1, sum(len(self.packed.token_ranges[member]) for member in members))
 
-        def loss_of(scores: Scores) -> Tensor:
-            nonlocal total
-            loss = -scores.logprobs.sum() / tokens
-            total += float(loss.detach())
-            return loss
+        def loss_of(found: TokenLogProbs) -> Loss:
+            return -found.logprobs.sum() / tokens, {}
 
-        strips = [strip for place, member in enumerate(members) for strip in self._exchanged(place, member)]
-        norm = self._updater.apply(strips, loss_of, rate=schedule(self.steps, self.settings))
+        sequences = [each for place, member in enumerate(members) for each in self._sequences(place, member)]
+        lr_scale = learning_rate_scale(
+            self.steps, self.total_steps, self.config.warmup_steps, self._decay_fraction
+        )
+        device = self._optimizer.logprobs.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(derive_seed("dropout", self._seed, self.steps))
+            metrics = self._optimizer.apply(sequences, loss_of, lr_scale=lr_scale)
         self.steps += 1
-        return {"loss": total, "grad_norm": norm, "tokens": tokens}
+        return metrics | {"tokens": tokens}
 
-    def _exchanged(self, place: int, member: int) -> list[PackedSequence]:
-        """The strips of a trajectory, with other names or as they are; a batch may hold it twice."""
-        strips = self._strips.of_trajectory[member]
-        chance = Random(f"{self.settings.seed}/{self.steps}/{place}/names")
-        if len(self._exchangeable) < 2 or chance.random() >= self.settings.exchanged:
-            return strips
-        shuffled = chance.sample(self._exchangeable, len(self._exchangeable))
-        other = dict(zip(self._exchangeable, shuffled, strict=True))
+    def exact_match(self, packed: PackedBatch) -> float:
+        """The share of these replies that greedy decoding would reproduce token for token."""
+        model = self._optimizer.logprobs.model
+        training = model.training
+        model.eval()
+        matches = self._optimizer.logprobs.exact_matches(packed.all, micro_tokens=self.config.micro_tokens)
+        model.train(training)
+        return matches / len(packed.all)
+
+    def _sequences(self, place: int, member: int) -> list[PackedSequence]:
+        """Of one trajectory, with permuted names or as they are; a batch may hold a trajectory twice."""
+        sequences = self.packed.sequences[member]
+        random = Random(f"{self._seed}/{self.steps}/{place}/names")
+        if not self._exchangeable or random.random() >= _EXCHANGED:
+            return sequences
+        other: dict[int, int] = {}
+        for group in self._exchangeable:
+            other |= zip(group, random.sample(group, len(group)), strict=True)
         return [
             replace(
-                strip,
-                tokens=[other.get(token, token) for token in strip.tokens],
-                targets=[other.get(token, token) for token in strip.targets],
+                sequence,
+                tokens=[other.get(token, token) for token in sequence.tokens],
+                targets=[other.get(token, token) for token in sequence.targets],
             )
-            for strip in strips
+            for sequence in sequences
         ]
 
+    def _settings(self) -> dict[str, Any]:
+        # The number of steps may change when a run is resumed; the schedule follows it.
+        names = {"learning_rate", "muon_lr", "warmup_steps", "max_grad_norm"}
+        return self.config.model_dump(include=names) | {
+            "batch_size": self._batch_size,
+            "decay_fraction": self._decay_fraction,
+            "seed": self._seed,
+            "precision": self._optimizer.logprobs.precision,
+        }
+
     def state_dict(self) -> dict[str, Any]:
-        return {"settings": asdict(self.settings), "steps": self.steps, **self._updater.state_dict()}
+        return {"settings": self._settings(), "steps": self.steps, **self._optimizer.state_dict()}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """
         Raises:
-            ConfigError: the state is of other settings or of another model.
+            ConfigError: the state has other settings or belongs to another model.
         """
-        same_settings(asdict(self.settings), stored["settings"])
-        self._updater.load_state_dict(stored)
+        check_same_settings(self._settings(), stored["settings"])
+        self._optimizer.load_state_dict(stored)
         self.steps = stored["steps"]
 
 
-def schedule(step: int, settings: SFTSettings) -> float:
-    """What the learning rate is multiplied with.
+def learning_rate_scale(step: int, steps: int, warmup_steps: int, decay_fraction: float) -> float:
+    """The factor of the learning rate: it rises, holds and falls.
 
-    >>> usual = SFTSettings(steps=100, warmup=2, falling_share=0.5)
-    >>> [schedule(step, usual) for step in (0, 1, 50, 75, 99)]
+    >>> [learning_rate_scale(step, 100, 2, 0.5) for step in (0, 1, 50, 75, 99)]
     [0.5, 1.0, 1.0, 0.5, 0.02]
     """
-    rising = min(1.0, (step + 1) / max(1, settings.warmup))
-    left = (settings.steps - step) / settings.steps
-    return rising * min(1.0, left / settings.falling_share if settings.falling_share else 1.0)
+    rising = min(1.0, (step + 1) / max(1, warmup_steps))
+    left = (steps - step) / max(1, steps)
+    falling = left / decay_fraction if decay_fraction else 1.0
+    return rising * min(1.0, max(_MIN_LR_SCALE, falling))
 
 
-def batch(count: int, step: int, size: int, seed: int) -> list[int]:
-    """Members of the batch of a step: every epoch is shuffled anew, and its rest begins the next batch.
+def batch_indices(count: int, step: int, size: int, seed: int) -> list[int]:
+    """Members of a step's batch: every epoch is shuffled anew, and its remainder begins the next batch.
 
-    >>> sorted(batch(4, 0, 2, seed=0) + batch(4, 1, 2, seed=0))
+    >>> sorted(batch_indices(4, 0, 2, seed=0) + batch_indices(4, 1, 2, seed=0))
     [0, 1, 2, 3]
     """
     members: list[int] = []
     epoch, offset = divmod(step * size, count)
     while len(members) < size:
-        order = list(range(count))
-        Random(f"{seed}/{epoch}").shuffle(order)
-        members += order[offset : offset + size - len(members)]
+        members += _epoch_order(count, epoch, seed)[offset : offset + size - len(members)]
         epoch, offset = epoch + 1, 0
     return members
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch_order(count: int, epoch: int, seed: int) -> list[int]:
+    order = list(range(count))
+    Random(f"{seed}/{epoch}").shuffle(order)
+    return order

@@ -19,21 +19,24 @@ from dreamgym.agents import (
     prompt_reply_pairs,
     tokenize,
 )
-from dreamgym.config import AgentConfig, Config, ExperienceConfig, validate
+from dreamgym.config import HF_PREFIX, AgentConfig, Config, validate
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.files import atomic_directory
 from dreamgym.protocols import Environment
 from dreamgym.rollout_groups import PolicyFactory
-from dreamgym.training.model_setup import PREFIX, load_model, quiet_transformers
+from dreamgym.training.model_setup import Precision, check_adapter, load_pretrained, sft_rates
 from dreamgym.training.run_dir import CONFIG, RunDir, named_policy, read_config
 from dreamgym.types import Trajectory
 
 if TYPE_CHECKING:
-    from dreamgym.rl.policy_gradient import PolicyLearner
+    from dreamgym.rl.policy_gradient import PolicyGradient
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 BASE = "base"
-_FREE = ("device", "temperature", "evaluation_temperature", "max_tokens")
+_FREE = (
+    *("device", "precision", "gradient_checkpointing"),
+    *("temperature", "evaluation_temperature", "max_tokens"),
+)
 """Settings of an agent that may differ from those of the run whose policy it starts from."""
 
 
@@ -47,11 +50,20 @@ class Agent:
         agent = dg.Agent.load("runs/agent")                           # the policy of a training run
     """
 
-    def __init__(self, model: Any, tokenizer: Any, config: AgentConfig | None = None, *, name: str = "agent"):
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: AgentConfig | None = None,
+        *,
+        precision: Precision = "fp32",
+        name: str = "agent",
+    ) -> None:
         """
         Args:
             model: a transformers causal LM.
             tokenizer: its tokenizer, with an end token.
+            precision: of matrix products in updates; weights keep theirs.
             name: the policy's name in trajectories.
         """
         from dreamgym.models.local.language_model import LocalLanguageModel
@@ -60,6 +72,7 @@ class Agent:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config or AgentConfig()
+        self.precision = precision
         self.name = name
         self.codec = TextCodec(tokenizer)
         self.language_model = LocalLanguageModel(model, tokenizer)
@@ -119,6 +132,16 @@ class Agent:
         return agent
 
     @property
+    def temperature(self) -> float:
+        """At which rollouts are sampled; losses use the same."""
+        return self.config.temperature
+
+    @property
+    def sft_rates(self) -> dict[str, float | None]:
+        """Learning rates of supervised fine-tuning that suit this kind of model."""
+        return sft_rates(self.config)
+
+    @property
     def end_token(self) -> int:
         return int(self.tokenizer.eos_token_id)
 
@@ -162,17 +185,19 @@ class Agent:
 
     def weights(self) -> dict[str, Any]:
         """A copy of the weights that learn."""
-        return {name: weight.detach().clone() for name, weight in self._trainable().items()}
+        from dreamgym.rl.optimizers import trainable_weights
+
+        return {name: weight.detach().clone() for name, weight in trainable_weights(self.model).items()}
 
     def restore(self, weights: Mapping[str, Any]) -> None:
         """
         Raises:
             ConfigError: they are weights of another model.
         """
-        from dreamgym.rl.optimizer_step import restore
+        from dreamgym.rl.optimizers import restore, trainable_weights
 
         with self.language_model.updating():
-            restore(self._trainable(), weights)
+            restore(trainable_weights(self.model), weights)
 
     def save(self, folder: Path | str) -> None:
         """In the Hugging Face format, LoRA merged; the directory is replaced as a whole."""
@@ -191,9 +216,6 @@ class Agent:
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    def _trainable(self) -> dict[str, Any]:
-        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-
 
 def same_policy(begun: AgentConfig, wanted: AgentConfig) -> bool:
     """Whether weights trained with one of these settings can act with the other: same model, same prompt and
@@ -204,16 +226,10 @@ def same_policy(begun: AgentConfig, wanted: AgentConfig) -> bool:
 def make_agent(config: Config, trajectories: Sequence[Trajectory], folder: Path) -> Agent:
     """The agent of a run before its first update. A model from scratch is created on the first call and read
     from the run directory on later ones."""
-    agent, base = config.agent, folder / BASE
-    quiet_transformers()
-    if not agent.model.startswith(PREFIX):
-        if agent.adapter != "none":
-            raise ConfigError(
-                f"agent.adapter={agent.adapter!r} adapts pretrained weights, which "
-                f"agent.model={agent.model!r} has none of; choose hf:NAME_OR_PATH, or adapter none"
-            )
-        if not base.exists():
-            _from_scratch(config, trajectories, base)
+    if not config.agent.model.startswith(HF_PREFIX):
+        check_adapter(config.agent, section="agent")
+        if not (folder / BASE).exists():
+            _from_scratch(config, trajectories, folder / BASE)
     return open_agent(config, folder)
 
 
@@ -223,20 +239,13 @@ def open_agent(config: Config, folder: Path) -> Agent:
         ConfigError: there is no such model.
     """
     agent = config.agent
-    source = agent.model if agent.model.startswith(PREFIX) else f"{PREFIX}{folder / BASE}"
-    wanted = ExperienceConfig(
-        model=source,
-        adapter=agent.adapter,
-        lora_rank=agent.lora_rank,
-        device=agent.device,
-        precision="fp32",
-    )
-    try:
-        loaded = load_model(wanted, [], config.seed)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("experience.", "agent.")) from None
+    from_scratch = not agent.model.startswith(HF_PREFIX)
+    source = f"{HF_PREFIX}{folder / BASE}" if from_scratch else agent.model
+    loaded = load_pretrained(agent, source, config.seed, section="agent", from_scratch=from_scratch)
     loaded.model.eval()
-    return Agent(loaded.model, loaded.tokenizer, agent)
+    if agent.gradient_checkpointing:
+        loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
+    return Agent(loaded.model, loaded.tokenizer, agent, precision=loaded.precision)
 
 
 @asynccontextmanager
@@ -248,33 +257,17 @@ async def opened_agent(name: str, *, device: Device = "auto") -> AsyncIterator[A
         yield agent
 
 
-def make_learner(config: Config, agent: Agent, refusals: tuple[str, ...] = ()) -> PolicyLearner:
-    """The learner that the settings name, over this agent's weights.
+def make_learner(config: Config, agent: Agent, refusals: tuple[str, ...] = ()) -> PolicyGradient:
+    """The learner that `learner.algorithm` names, over this agent's weights.
 
     Args:
         refusals: the texts with which the environment refuses an action.
     """
-    from dreamgym.rl.grpo import GRPOLearner, GRPOSettings
-    from dreamgym.rl.ppo import PPOLearner, PPOSettings
+    from dreamgym.rl.grpo import GRPO
+    from dreamgym.rl.ppo import PPO
 
-    chosen = config.learner
-    shared: dict[str, Any] = {
-        name: getattr(chosen, name)
-        for name in (
-            *("learning_rate", "muon_lr", "gradient_clip", "micro_tokens", "epochs"),
-            *("minibatch", "clip_low", "clip_high", "kl", "entropy", "behaviour", "lengths"),
-            *("refusal_penalty", "repeat_penalty", "negative_weight", "warmup"),
-        )
-    } | {"temperature": config.agent.temperature, "seed": config.seed, "refusals": refusals}
-    if chosen.algorithm == "grpo":
-        own = {name: getattr(chosen, name) for name in ("scale_by_std", "step_weight", "discount")}
-        return GRPOLearner(agent.model, GRPOSettings(**own, **shared), updating=agent.updating)
-    return PPOLearner(
-        agent.model,
-        PPOSettings(discount=chosen.discount, decay=chosen.decay, value_weight=chosen.value_weight, **shared),
-        after=agent.next_prompt_tokens,
-        updating=agent.updating,
-    )
+    learner = GRPO if config.learner.algorithm == "grpo" else PPO
+    return learner(agent, config.learner, seed=config.seed, refusals=refusals)
 
 
 def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path) -> None:

@@ -1,4 +1,4 @@
-"""DPO as a baseline: the policy learns from recorded pairs of a success and a failure, and plays nothing."""
+"""DPO as a baseline: the policy is trained on recorded pairs of a success and a failure, without rollouts."""
 
 from __future__ import annotations
 
@@ -14,48 +14,47 @@ from dreamgym.training.run_dir import RunDir
 from dreamgym.types import Trajectory
 
 STATE = "preference.pt"
-_KEPT_EVERY = 20
+_SAVE_EVERY = 20
 """Updates that a crash may cost."""
 
 OnUpdate = Callable[[int, dict[str, Any]], None]
 
 
-async def prefer(
-    policy: Agent,
+async def train_dpo(
+    agent: Agent,
     trajectories: Sequence[Trajectory],
     config: Config,
     folder: RunDir,
     log: MetricsLog,
     on_update: OnUpdate,
 ) -> int:
-    """`train.steps` updates on pairs of one task each, `train.tasks_per_step` at a time; how many were made.
+    """Makes `train.steps` updates on pairs, `train.tasks_per_step` pairs each, and returns their number.
 
-    What was begun is gone on with. The reference is the policy as it is now: that of the warm start.
+    Resumes a run that was stopped. The reference is the policy after its warm start.
 
     Raises:
         ConfigError: no task has both a success and a failure.
     """
-    from dreamgym.rl.dpo import DPOLearner, DPOSettings, preference_pairs
+    from dreamgym.rl.dpo import DPO, preference_pairs
 
-    chosen, learner = config.train, config.learner
-    settings = DPOSettings(
-        steps=chosen.steps,
-        batch=chosen.tasks_per_step,
-        beta=learner.beta,
-        learning_rate=learner.learning_rate,
-        muon_lr=learner.muon_lr,
-        gradient_clip=learner.gradient_clip,
-        micro_tokens=learner.micro_tokens,
-        seed=config.seed,
+    settings = config.train
+    known = [each for each in trajectories if each.task.split == settings.split]
+    pairs = preference_pairs(
+        agent.tokenize(known), max_pairs=settings.steps * settings.tasks_per_step, seed=config.seed
     )
-    known = [each for each in trajectories if each.task.split == chosen.split]
-    pairs = preference_pairs(policy.tokenize(known), most=settings.steps * settings.batch, seed=config.seed)
     if not pairs:
         raise ConfigError(
             f"learner.algorithm=dpo: expected tasks with both a success and a failure, of {len(known)} "
-            f"trajectories of split {chosen.split!r} none are; collect several episodes of each task"
+            f"trajectories of split {settings.split!r} none are; collect several episodes of each task"
         )
-    dpo = DPOLearner(policy.model, pairs, settings, updating=policy.updating)
+    dpo = DPO(
+        agent,
+        pairs,
+        config.learner,
+        steps=settings.steps,
+        batch_size=settings.tasks_per_step,
+        seed=config.seed,
+    )
     state = folder.load(STATE)
     if state is not None:
         dpo.load_state_dict(state)
@@ -64,9 +63,9 @@ async def prefer(
             row = dpo.step()
             log.append({"kind": "preference", "step": dpo.steps, "pairs": len(pairs), **row})
             on_update(dpo.steps, row)
-            if dpo.steps % _KEPT_EVERY == 0:
+            if dpo.steps % _SAVE_EVERY == 0:
                 folder.save(STATE, dpo.state_dict())
-            await asyncio.sleep(0)  # where Ctrl-C gets through
+            await asyncio.sleep(0)  # a cancelled task stops here
     finally:
         folder.save(STATE, dpo.state_dict())
     return dpo.steps

@@ -1,46 +1,52 @@
-"""What is taught: a model from scratch with a tokenizer of its corpus, or pretrained weights, all or by LoRA.
+"""Loads models to train: from scratch with a tokenizer of the corpus, or pretrained, whole or with LoRA.
 
-Decides by the model and the hardware what the settings leave open: optimiser, learning rate, device and
-precision. A finished student is a plain model: adapters are merged into the weights they adapt.
+Chooses learning rates, device and precision where the settings leave them open.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dreamgym.config import ExperienceConfig
+from dreamgym.config import HF_PREFIX, AgentConfig, ExperienceConfig
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.experience.dataset import Example
 
-PREFIX = "hf:"
-_FROM_SCRATCH, _PRETRAINED, _LORA = 3e-3, 2e-5, 2e-4
-"""Learning rates of AdamW, unless the settings name one."""
+if TYPE_CHECKING:
+    from dreamgym.rl.optimizers import Updating
+
+Precision: TypeAlias = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model with what belongs to teaching it."""
+    """A model with its tokenizer and the settings that suit it; learners take it as it is."""
 
     model: Any
     tokenizer: Any
-    optimiser: Literal["muon", "adamw"]
-    learning_rate: float
-    precision: Literal["fp32", "bf16"]
-    context: int | None
-    """The most tokens that the model reads, where it says so."""
+    sft_rates: dict[str, float | None]
+    """`learning_rate` and `muon_lr`."""
+    precision: Precision
     exchangeable: tuple[tuple[int, ...], ...] = ()
-    """Tokens of numbers and words that only name things; see `Finetuning`."""
+    """Groups of tokens that are names without a meaning; see `SFT`."""
+    temperature: float = 1.0
+    updating: Updating = nullcontext
 
     @property
     def end(self) -> int:
         """The token that closes a reply."""
         return int(self.tokenizer.eos_token_id)
 
-    def finished(self) -> Any:
-        """The taught model without any adapter, as transformers reads it; teaching cannot go on from it."""
+    @property
+    def context(self) -> int | None:
+        """The most tokens that the model reads, if it has a limit."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def merged(self) -> Any:
+        """The model without adapters, in the standard format; it cannot be trained further."""
         if hasattr(self.model, "merge_and_unload"):
             return self.model.merge_and_unload()
         return self.model
@@ -53,128 +59,169 @@ def load_model(
     *,
     names: Sequence[Collection[str]] = (),
 ) -> LoadedModel:
-    """
+    """The model that an experience model is fine-tuned from.
+
     Args:
         names: groups of words that stand for one another, see `EnvironmentSpec.exchangeable`.
 
     Raises:
-        ConfigError: there is no such model or device, or the model cannot be taught replies.
+        ConfigError: there is no such model or device, or the model cannot be trained on replies.
         MissingExtraError: LoRA is asked for and PEFT is not installed.
     """
     quiet_transformers()
-    device = _device(settings)
-    precision = _precision(settings, device)
-    if settings.model.startswith(PREFIX):
-        model, tokenizer = _pretrained(settings, precision, device)
-        if settings.adapter == "lora":
-            model = _with_lora(model, settings, seed)
-        rate = _LORA if settings.adapter == "lora" else _PRETRAINED
-        groups: list[list[int]] = []
-    elif settings.adapter == "none":
-        from dreamgym.models import tiny
+    if settings.model.startswith(HF_PREFIX):
+        return load_pretrained(settings, settings.model, seed, section="experience")
+    from dreamgym.models import tiny
 
-        texts = (example.prompt + example.reply for example in corpus)
-        tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
-        model = tiny.make_model(settings.model, tokenizer, family=settings.family, seed=seed).to(device)
-        rate = _FROM_SCRATCH
-        groups = [tiny.number_tokens(tokenizer)] if settings.exchange_numbers else []
-        if settings.exchange_names:
-            groups += [tiny.word_tokens(tokenizer, words) for words in names]
-    else:
-        raise ConfigError(
-            f"experience.adapter={settings.adapter!r} adapts pretrained weights, which "
-            f"experience.model={settings.model!r} has none of; choose hf:NAME_OR_PATH, or adapter none"
-        )
+    check_adapter(settings, section="experience")
+    texts = (example.prompt + example.reply for example in corpus)
+    tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
+    model = tiny.make_model(settings.model, tokenizer, family=settings.family, seed=seed)
+    groups = [tiny.number_tokens(tokenizer)] if settings.exchange_numbers else []
+    if settings.exchange_names:
+        groups += [tiny.word_tokens(tokenizer, words) for words in names]
     return LoadedModel(
-        model=model,
+        model=model.to(find_device(settings.device, section="experience")),
         tokenizer=tokenizer,
-        optimiser="adamw" if settings.model.startswith(PREFIX) else "muon",
-        learning_rate=settings.learning_rate or rate,
-        precision=precision,
-        context=getattr(model.config, "max_position_embeddings", None),
+        sft_rates=sft_rates(settings),
+        precision="bf16" if settings.precision == "bf16" else "fp32",
         exchangeable=tuple(map(tuple, groups)),
     )
 
 
-def _pretrained(settings: ExperienceConfig, precision: str, device: str) -> tuple[Any, Any]:
+def load_pretrained(
+    settings: AgentConfig | ExperienceConfig,
+    source: str,
+    seed: int,
+    *,
+    section: str,
+    from_scratch: bool = False,
+) -> LoadedModel:
+    """A model in the Hugging Face format, with a LoRA adapter if the settings ask for one.
+
+    Args:
+        source: ``hf:`` and a folder, or a name that transformers can find.
+        section: of the settings, for error messages.
+        from_scratch: the folder holds a model of ours whose pretraining is yet to come.
+
+    Raises:
+        ConfigError: there is no such model or device, or the model cannot be trained on replies.
+        MissingExtraError: LoRA is asked for and PEFT is not installed.
+    """
+    quiet_transformers()
+    device = find_device(settings.device, section=section)
+    precision = choose_precision(settings.precision, device, from_scratch=from_scratch)
+    model, tokenizer = _read(source, lora=settings.adapter == "lora", precision=precision)
+    if settings.adapter == "lora":
+        model = _with_lora(model, settings, source, seed, section)
+    return LoadedModel(
+        model=model.to(device), tokenizer=tokenizer, sft_rates=sft_rates(settings), precision=precision
+    )
+
+
+def sft_rates(settings: AgentConfig | ExperienceConfig) -> dict[str, float | None]:
+    """Learning rates for supervised fine-tuning: large ones from scratch, small ones for pretrained weights.
+
+    >>> sft_rates(AgentConfig()), sft_rates(AgentConfig(model="hf:base"))["learning_rate"]
+    ({'learning_rate': 0.003, 'muon_lr': 0.02}, 2e-05)
+    """
+    chosen = settings.learning_rate if isinstance(settings, ExperienceConfig) else None
+    if not settings.model.startswith(HF_PREFIX):
+        return {"learning_rate": chosen or 3e-3, "muon_lr": 0.02}
+    usual = 2e-4 if settings.adapter == "lora" else 2e-5
+    return {"learning_rate": chosen or usual, "muon_lr": None}
+
+
+def check_adapter(settings: AgentConfig | ExperienceConfig, *, section: str) -> None:
+    """
+    Raises:
+        ConfigError: an adapter is asked for a model from scratch.
+    """
+    if settings.adapter != "none":
+        raise ConfigError(
+            f"{section}.adapter={settings.adapter!r} adapts pretrained weights, which "
+            f"{section}.model={settings.model!r} has none of; choose hf:NAME_OR_PATH, or adapter none"
+        )
+
+
+def find_device(device: str, *, section: str) -> str:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"{section}.device='cuda' needs a GPU that torch can use, found none; choose auto or cpu"
+        )
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def choose_precision(precision: str, device: str, *, from_scratch: bool) -> Precision:
+    """``auto`` is bf16 for pretrained weights on a GPU that has it, else fp32: the same seed gives the same
+    numbers on processors with and without bf16."""
+    import torch
+
+    if precision == "auto":
+        gpu = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bf16" if gpu and not from_scratch else "fp32"
+    return "bf16" if precision == "bf16" else "fp32"
+
+
+def quiet_transformers() -> None:
+    """Turns off warnings about missing GPU kernels, and progress bars."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _read(source: str, *, lora: bool, precision: Precision) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    name = settings.model.removeprefix(PREFIX)
-    # Weights that learn stay whole, or small steps would be lost in rounding; frozen ones may be halves.
-    halves = precision == "bf16" and settings.adapter == "lora"
+    name = source.removeprefix(HF_PREFIX)
+    # Trained weights stay in fp32, or small updates would be lost in rounding; frozen ones may be bf16.
+    dtype = torch.bfloat16 if lora and precision == "bf16" else torch.float32
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.bfloat16 if halves else torch.float32
-        )
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
     except Exception as error:  # files of others fail in many ways
         raise ConfigError(
-            f"cannot read a language model from {settings.model!r}: {error}; "
+            f"cannot read a language model from {source!r}: {error}; "
             "expected hf: and a folder in the Hugging Face format, or a name that transformers can find"
         ) from error
     rows = model.get_input_embeddings().weight.shape[0]
     if tokenizer.eos_token_id is None or tokenizer.eos_token_id >= rows:
         raise ConfigError(
-            f"{settings.model!r}: expected a tokenizer with an end token (eos_token) among the model's "
+            f"{source!r}: expected a tokenizer with an end token (eos_token) among the model's "
             f"{rows}, got {tokenizer.eos_token_id!r}; without one no reply would end: set eos_token in its "
             "tokenizer_config.json, or choose another model"
         )
-    return model.to(device), tokenizer
+    return model, tokenizer
 
 
-def _with_lora(model: Any, settings: ExperienceConfig, seed: int) -> Any:
+def _with_lora(
+    model: Any, settings: AgentConfig | ExperienceConfig, source: str, seed: int, section: str
+) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise MissingExtraError("experience.adapter='lora'", "lora") from None
+        raise MissingExtraError(f"{section}.adapter='lora'", "lora") from None
     import torch
 
-    chosen = LoraConfig(
+    config = LoraConfig(
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
+        lora_alpha=2 * settings.lora_rank,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="fan_in_fan_out")  # PEFT sets it right by itself
+            warnings.filterwarnings("ignore", message="fan_in_fan_out")  # PEFT corrects it by itself
             torch.manual_seed(seed)
-            return get_peft_model(model, chosen)
+            return get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(
-            f"{settings.model!r} has no layers that LoRA can adapt: {error}; "
-            "set experience.adapter to none to teach all weights"
+            f"{source!r} has no layers that LoRA can adapt: {error}; "
+            f"set {section}.adapter to none to train all weights"
         ) from None
-
-
-def _device(settings: ExperienceConfig) -> str:
-    import torch
-
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "experience.device='cuda' needs a GPU that torch can use, found none; choose auto or cpu"
-        )
-    if settings.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return settings.device
-
-
-def _precision(settings: ExperienceConfig, device: str) -> Literal["fp32", "bf16"]:
-    import torch
-
-    if settings.precision != "auto":
-        return settings.precision
-    if device == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    # A CPU without instructions for it emulates bf16, many times slower than single precision.
-    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("amx_tile", "avx512_bf16"))
-    return "bf16" if any(ask is not None and ask() for ask in asked) else "fp32"
-
-
-def quiet_transformers() -> None:
-    """transformers talks about kernels that a CPU does not have, and draws bars of its own."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -127,7 +127,7 @@ _SIGNS: dict[str, tuple[Sign, str]] = {
     ),
     "entropy near nothing": (
         _entropy_gone,
-        "the policy no longer tries anything else; lower learner.learning_rate, raise learner.entropy or kl",
+        "the policy no longer explores; lower learner.learning_rate, raise learner.entropy_coef or kl_coef",
     ),
     "episodes in circles": (
         _in_circles,

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dreamgym.config import Config
+from dreamgym.config import HF_PREFIX, Config
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
@@ -28,13 +28,12 @@ from dreamgym.rollout_groups import Breaker, GroupSettings
 from dreamgym.rollouts import Limits, Origin
 from dreamgym.training.agent import BASE, Agent, make_agent, make_learner, same_policy
 from dreamgym.training.curriculum_setup import curriculum_of, generates
-from dreamgym.training.dpo import prefer
+from dreamgym.training.dpo import train_dpo
 from dreamgym.training.dream_setup import EpisodeSource, Overrides, open_episode_source
 from dreamgym.training.experience_loading import check_prompted_model, choose_grader
 from dreamgym.training.experience_run import inherit_settings
 from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row
-from dreamgym.training.model_setup import PREFIX
 from dreamgym.training.monitors import Monitors, MonitorSettings
 from dreamgym.training.prediction_log import PREDICTIONS
 from dreamgym.training.run_dir import (
@@ -264,7 +263,7 @@ class _Run:
         def told(step: int, row: Row) -> None:
             self._tell(Told(stage="preference", done=step, total=total, row=row))
 
-        ledger.done = await prefer(self._policy, self._offline, self._config, folder, ledger.log, told)
+        ledger.done = await train_dpo(self._policy, self._offline, self._config, folder, ledger.log, told)
         return f"{ledger.done} updates on recorded pairs were made"
 
     async def _tasks(
@@ -314,7 +313,7 @@ class _Run:
                 f"train.init_from={config.train.init_from!r}: its policy has other agent settings than "
                 f"these; take them from {run / 'config.json'}"
             )
-        if not config.agent.model.startswith(PREFIX) and not (folder.path / BASE).exists():
+        if not config.agent.model.startswith(HF_PREFIX) and not (folder.path / BASE).exists():
             with atomic_directory(folder.path / BASE) as copy:
                 shutil.copytree(run / BASE, copy, dirs_exist_ok=True)
         policy = make_agent(config, self._offline, folder.path)

@@ -1,4 +1,4 @@
-"""The warm start: before it practises, the policy imitates recorded successes."""
+"""The warm start: supervised fine-tuning on recorded successes, before reinforcement learning."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dreamgym.training.metrics import MetricsLog
 from dreamgym.training.run_dir import METRICS, WARM_START, RunDir
 from dreamgym.types import State, Task, Trajectory, Transition, history
 
-_TOLD_EVERY = 10
-_KEPT_EVERY = 100
+_LOG_EVERY = 10
+_SAVE_EVERY = 100
 """Updates that a crash may cost."""
 
 OnUpdate = Callable[[int, dict[str, Any]], None]
@@ -25,7 +25,7 @@ Think = Callable[[Task, Sequence[Transition], State], str | None]
 
 
 async def warm_start(
-    policy: Agent,
+    agent: Agent,
     trajectories: Sequence[Trajectory],
     config: Config,
     folder: RunDir,
@@ -34,76 +34,76 @@ async def warm_start(
     refusals: Collection[str] = (),
     think: Think | None = None,
 ) -> None:
-    """Teach `policy` what successful trajectories did; a warm start that was begun is gone on with.
+    """Fine-tunes the agent on successful trajectories; resumes a warm start that was stopped.
 
-    An action that was refused is not imitated; what was done after it is. Without that, a policy that is told
-    no says the same again, since experts are never told no.
+    A refused action is context and not trained; the action after it is trained. Without such turns a refused
+    policy repeats itself, since experts are never refused.
 
     Args:
-        refusals: the texts by which the environment says no.
-        think: writes the thoughts of turns that have none, for an agent that thinks before it acts.
+        refusals: the texts by which the environment refuses an action.
+        think: writes missing thoughts, for an agent with `agent.thought`.
 
     Raises:
-        ConfigError: no success is there to learn from.
+        ConfigError: there is no success to train on.
     """
-    from dreamgym.rl.sft import SFTLearner, SFTSettings
+    from dreamgym.rl.sft import SFT
 
-    chosen = config.train
-    successes = imitated(trajectories, chosen.warm_start_successes, config.seed)
+    settings = config.train
+    successes = sample_successes(trajectories, settings.warm_start_successes, config.seed)
     if config.agent.thought and think is not None:
-        successes = [thoughtful(each, think) for each in successes]
-    lessons = policy.tokenize(successes)
-    if not lessons:
+        successes = [with_thoughts(each, think) for each in successes]
+    data = agent.tokenize(successes)
+    if not data:
         raise ConfigError(
             f"expected successes to imitate, of {len(trajectories)} trajectories {len(successes)} succeed "
             "and none fits the model's context; name others in train.data, or set train.warm_start_steps=0"
         )
-    learner = SFTLearner(
-        policy.model,
-        lessons,
-        SFTSettings(
-            steps=chosen.warm_start_steps,
-            batch=chosen.warm_start_batch_size,
-            learning_rate=chosen.warm_start_lr,
-            muon_lr=chosen.warm_start_muon_lr,
-            micro_tokens=config.learner.micro_tokens,
-            seed=config.seed,
-        ),
-        untaught=lambda turn: turn.outcome.next_state.text in refusals,
-        updating=policy.updating,
+    chosen = {"learning_rate": settings.warm_start_lr, "muon_lr": settings.warm_start_muon_lr}
+    rates: dict[str, Any] = agent.sft_rates | {
+        name: rate for name, rate in chosen.items() if rate is not None
+    }
+    sft = SFT(
+        agent,
+        data,
+        config.learner,
+        steps=settings.warm_start_steps,
+        batch_size=settings.warm_start_batch_size,
+        seed=config.seed,
+        loss_mask=lambda turn: turn.outcome.next_state.text not in refusals,
+        **rates,
     )
     state = folder.load(WARM_START)
     if state is not None:
-        learner.load_state_dict(state)
-    began = time.perf_counter() - seconds_of(state)
+        sft.load_state_dict(state)
+    started = time.perf_counter() - seconds_of(state)
 
-    def keep() -> None:
-        folder.save(WARM_START, learner.state_dict() | {"seconds": time.perf_counter() - began})
+    def save() -> None:
+        folder.save(WARM_START, sft.state_dict() | {"seconds": time.perf_counter() - started})
 
     with MetricsLog(folder.path / METRICS) as log:
         try:
-            while not learner.done:
-                row = learner.step()
-                if learner.steps % _TOLD_EVERY == 0 or learner.done:
-                    log.append({"kind": "warm start", "step": learner.steps, "lessons": len(lessons), **row})
-                    on_update(learner.steps, row)
-                if learner.steps % _KEPT_EVERY == 0:
-                    keep()
-                await asyncio.sleep(0)  # where Ctrl-C gets through
+            while not sft.done:
+                row = sft.step()
+                if sft.steps % _LOG_EVERY == 0 or sft.done:
+                    log.append({"kind": "warm start", "step": sft.steps, "trajectories": len(data), **row})
+                    on_update(sft.steps, row)
+                if sft.steps % _SAVE_EVERY == 0:
+                    save()
+                await asyncio.sleep(0)  # a cancelled task stops here
         finally:
-            keep()
+            save()
 
 
-def imitated(trajectories: Sequence[Trajectory], most: int | None, seed: int) -> list[Trajectory]:
-    """The successes, or so many of them, chosen by the seed: where logs are many, few may be worth it."""
+def sample_successes(trajectories: Sequence[Trajectory], most: int | None, seed: int) -> list[Trajectory]:
+    """The successes, or `most` of them, sampled by the seed."""
     successes = [each for each in trajectories if each.success]
     if most is None or most >= len(successes):
         return successes
     return random.Random(seed).sample(successes, most)
 
 
-def thoughtful(trajectory: Trajectory, think: Think) -> Trajectory:
-    """The same, with a thought in every turn that has one to have."""
+def with_thoughts(trajectory: Trajectory, think: Think) -> Trajectory:
+    """The same trajectory; turns without a thought get that of `think`."""
     return replace(
         trajectory,
         transitions=tuple(
@@ -114,5 +114,5 @@ def thoughtful(trajectory: Trajectory, think: Think) -> Trajectory:
 
 
 def seconds_of(state: Mapping[str, Any] | None) -> float:
-    """What a kept warm start has taken, up to when it was kept; preparations apart."""
+    """Training time of a saved warm start, without preparation."""
     return float(state.get("seconds", 0.0)) if state is not None else 0.0

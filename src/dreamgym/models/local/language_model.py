@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dreamgym.config import HF_PREFIX
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.models.local.backends import Backend, choose_backend
 from dreamgym.models.local.scheduler import PendingRequest, Scheduler, SchedulerStats
@@ -23,7 +24,6 @@ from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.models.local.worker import Worker, Workers
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
-PREFIX = "hf:"
 _UNLIMITED_POSITIONS = 8192
 """For models that declare no limit."""
 _SMALL_MODEL_PARAMETERS = 16_000_000
@@ -121,8 +121,8 @@ class LocalLanguageModel:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        name = str(source).removeprefix(PREFIX)
-        if not str(source).startswith(PREFIX) and not Path(name).is_dir():
+        name = str(source).removeprefix(HF_PREFIX)
+        if not str(source).startswith(HF_PREFIX) and not Path(name).is_dir():
             raise ConfigError(f"expected a model's folder or hf:NAME, got {str(source)!r}")
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         half = torch.bfloat16 if place.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float16

@@ -1,4 +1,4 @@
-"""Gradients of parts computed side by side are those of one part after the other, to the bit."""
+"""Gradients of micro-batches in parallel equal those of one after the other, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dreamgym.gradients import accumulate
+from dreamgym.rl.optimizers import Loss, accumulate
 
 
 @pytest.fixture
@@ -25,25 +25,25 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(24, 48), torch.nn.GELU(), torch.nn.Linear(48, 3))
 
 
-def losses(model: torch.nn.Module) -> list[functools.partial[Tensor]]:
+def losses(model: torch.nn.Module) -> list[functools.partial[Loss]]:
     inputs = torch.randn(5, 7, 24, generator=torch.Generator().manual_seed(1))
 
-    def loss_of(part: Tensor) -> Tensor:
-        return model(part).square().sum()  # type: ignore[no-any-return]
+    def loss_of(part: Tensor) -> Loss:
+        return model(part).square().sum(), {}
 
     return [functools.partial(loss_of, part) for part in inputs]
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_side_by_side_is_one_after_the_other() -> None:
+def test_parallel_gradients_equal_sequential_ones() -> None:
     found = []
-    for in_turn in (True, False):
+    for sequential in (True, False):
         # Two threads within one product add in another order, on some processors.
-        torch.set_num_threads(1 if in_turn else 2)
+        torch.set_num_threads(1 if sequential else 2)
         model = network()
         unused = torch.nn.Parameter(torch.zeros(2))
         parameters = [*model.parameters(), unused]
-        total = accumulate(parameters, losses(model), in_turn=in_turn)
+        total = accumulate(parameters, losses(model), sequential=sequential)
         assert unused.grad is None
         found.append((total, [p.grad for p in model.parameters()]))
     assert found[0][0] == found[1][0]
@@ -54,10 +54,10 @@ def test_side_by_side_is_one_after_the_other() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_what_fails_in_one_part_is_raised() -> None:
+def test_an_error_in_one_micro_batch_is_raised() -> None:
     model = network()
 
-    def broken() -> Tensor:
+    def broken() -> Loss:
         raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError, match="no memory"):
