@@ -15,10 +15,10 @@ from dreamgym.errors import StoreError
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import LexicalEmbedder
 from dreamgym.replay.sqlite import PAGE_SIZE, SqliteStore
+from dreamgym.types import RetrievalFilter
 from tests.replay.household import episode
 
 FRAME = 24 + PAGE_SIZE
-WAL_HEADER = 32
 
 
 @pytest.fixture
@@ -42,78 +42,67 @@ def stored_episodes(buffer: ReplayBuffer) -> list[int]:
     return sorted(int(name.rpartition("-")[2]) for name in known)
 
 
-def test_a_crash_between_commits_needs_no_repair(crashed: Path) -> None:
-    with ReplayBuffer.open(crashed) as buffer:
-        assert buffer.repaired is None
-        assert stored_episodes(buffer) == list(range(10))
-
-
-@pytest.mark.parametrize("cut", [1, 100, FRAME - 1, FRAME, FRAME + 5000])
-def test_a_torn_tail_is_repaired_and_reported(
-    crashed: Path, cut: int, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("cut", [0, 1, 100, FRAME - 1, FRAME, FRAME + 5000])
+def test_after_a_crash_whole_commits_are_there_and_a_torn_one_is_not(crashed: Path, cut: int) -> None:
     wal = wal_of(crashed)
     with wal.open("r+b") as file:
         file.truncate(wal.stat().st_size - cut)
+    kept = 9 if cut else 10
     with ReplayBuffer.open(crashed) as buffer:
-        assert buffer.repaired is not None
-        assert "dropped" in buffer.repaired
-        assert buffer.repaired in caplog.text
-        assert buffer.stats().repaired == buffer.repaired
-        assert stored_episodes(buffer) == list(range(9))
+        assert stored_episodes(buffer) == list(range(kept))
         asyncio.run(buffer.add(episode(15)))
     with ReplayBuffer.open(crashed) as buffer:
-        assert buffer.repaired is None
-        assert stored_episodes(buffer) == [*range(9), 15]
+        assert stored_episodes(buffer) == [*range(kept), 15]
 
 
-def test_a_damaged_commit_is_reported_with_the_commits_lost_behind_it(crashed: Path) -> None:
-    wal = wal_of(crashed)
-    frames = (wal.stat().st_size - WAL_HEADER) // FRAME
-    with wal.open("r+b") as file:
-        file.seek(WAL_HEADER + (frames // 2) * FRAME + 24 + 100)
-        file.write(b"damage")
-    with ReplayBuffer.open(crashed) as buffer:
-        left = stored_episodes(buffer)
-        assert 0 < len(left) < 10
-        assert buffer.repaired is not None
-        assert f"{10 - len(left)} whole commits" in buffer.repaired
-        assert asyncio.run(buffer.add(episode(9))) == 4
+def search_read_only(store: Path) -> list[str]:
+    wanted, step = RetrievalFilter(environment="household"), episode(3).transitions[0]
+    with ReplayBuffer.open(store, read_only=True) as buffer:
+        (found,) = asyncio.run(buffer.search([(step.state.text, step.action)], k=1, filters=[wanted]))
+        with pytest.raises(StoreError, match="opened for reading only"):
+            asyncio.run(buffer.add(episode(99)))
+        assert buffer.stats().rows == 40
+    return [each.trajectory_id for each in found]
 
 
-def test_a_damaged_log_header_is_reported_and_the_damaged_file_kept(crashed: Path) -> None:
-    damaged = bytearray(wal_of(crashed).read_bytes())
-    damaged[16:20] = b"\0\0\0\0"
-    wal_of(crashed).write_bytes(damaged)
-    with ReplayBuffer.open(crashed) as buffer:
-        assert buffer.repaired is not None
-        assert "10 whole commits" in buffer.repaired
-        assert stored_episodes(buffer) == []
-        assert asyncio.run(buffer.add(episode(1))) == 4
-    assert crashed.with_name("replay.sqlite-wal.damaged").read_bytes() == damaged
-
-
-def test_a_log_reused_after_a_checkpoint_is_not_mistaken_for_a_torn_one(tmp_path: Path) -> None:
-    live, copy = tmp_path / "live.sqlite", tmp_path / "copy.sqlite"
-    with ReplayBuffer.open(live) as buffer:
-        for number in range(6):
+def test_a_store_on_read_only_media_can_be_searched(tmp_path: Path) -> None:
+    folder = tmp_path / "medium"
+    with ReplayBuffer.open(folder / "replay.sqlite") as buffer:
+        for number in range(10):
             asyncio.run(buffer.add(episode(number)))
-        with sqlite3.connect(live) as other:
-            assert other.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
-        other.close()
-        asyncio.run(buffer.add(episode(6)))  # goes to the start of the file, old frames stay behind it
-        for end in ("", "-wal"):
-            shutil.copy(f"{live}{end}", f"{copy}{end}")
-    with ReplayBuffer.open(copy) as buffer:
-        assert buffer.repaired is None
-        assert stored_episodes(buffer) == list(range(7))
+    folder.chmod(0o555)
+    try:
+        assert search_read_only(folder / "replay.sqlite") == ["household-real-3"]
+    finally:
+        folder.chmod(0o755)
+
+
+def test_a_store_whose_shared_memory_cannot_be_created_can_be_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "replay.sqlite"
+    with ReplayBuffer.open(store) as buffer:
+        for number in range(10):
+            asyncio.run(buffer.add(episode(number)))
+    wal_of(store).with_name(store.name + "-shm").mkdir()  # SQLite cannot open it, as on a full disk
+    assert search_read_only(store) == ["household-real-3"]
+
+
+def test_a_read_only_store_shows_what_a_writer_adds_meanwhile(tmp_path: Path) -> None:
+    store = tmp_path / "replay.sqlite"
+    with ReplayBuffer.open(store) as writer, ReplayBuffer.open(store, read_only=True) as reader:
+        asyncio.run(writer.add(episode(1)))
+        assert reader.stats().rows == 4
+    with pytest.raises(StoreError, match="found none"):
+        ReplayBuffer.open(tmp_path / "nothing.sqlite", read_only=True)
 
 
 def test_a_commit_is_synced_to_the_disk_in_large_pages(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with ReplayBuffer.open(path) as buffer:
-        log = buffer._log
+        log = buffer._store
         assert isinstance(log, SqliteStore)
+        assert log._writer is not None
         assert log._writer.execute("PRAGMA synchronous").fetchone()[0] == 2
         assert log._writer.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         assert log._writer.execute("PRAGMA page_size").fetchone()[0] == 16384

@@ -1,9 +1,8 @@
-"""One trajectory as one line of JSON, and back: the schema that every stored episode obeys.
+"""The schema of stored tasks, transitions and trajectories: JSON rows, and the types they stand for.
 
-A row holds the start state and then only what each action led to, so no state is stored twice. Lines come
-from disks and strangers: they are checked here, once, strictly (unknown keys, wrong types and non-finite
-numbers are refused), and what passes is trusted everywhere else. Optional values that equal their default
-are left out.
+A trajectory's row holds the start state and then the outcome of each action, so no state is stored twice.
+Rows are validated here, once and strictly (unknown keys, wrong types and non-finite numbers are refused).
+Optional values that equal their default are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class _Row(BaseModel):
 
 
 class TaskRow(_Row):
-    """What was to be done."""
+    """What the agent had to do."""
 
     id: str = Field(min_length=1, description="unique within its environment")
     instruction: str = Field(description="what the agent was asked to do")
@@ -55,20 +54,20 @@ class StateRow(_Row):
 
     text: str = Field(description="the state, as text")
     admissible_actions: list[str] | None = Field(
-        None, description="every action that would do something here; null where nobody can tell"
+        None, description="every action that has an effect here; null where unknown"
     )
 
 
 class OutcomeRow(_Row):
-    """What the action led to."""
+    """The result of the action."""
 
     next_state: StateRow = Field(description="the state after the action")
     reward: float = Field(description="reward of this turn")
     terminated: bool = Field(False, description="ended by the environment's own rules")
-    truncated: bool = Field(False, description="cut off by a limit of ours")
+    truncated: bool = Field(False, description="cut off by a limit of the caller")
     success: bool = Field(False, description="the task was solved by this turn")
     reasoning: str | None = Field(None, description="the experience model's explanation")
-    confidence: float | None = Field(None, description="how sure the experience model was")
+    confidence: float | None = Field(None, description="the experience model's confidence")
     reward_source: str = Field("environment", description="environment, model, judge or sheet")
 
 
@@ -77,16 +76,22 @@ class TurnRow(_Row):
 
     action: str = Field(description="what the agent did")
     thought: str | None = Field(None, description="what it wrote before its action")
-    outcome: OutcomeRow = Field(description="what the action led to")
+    outcome: OutcomeRow = Field(description="the result of the action")
+
+
+class TransitionRow(TurnRow):
+    """A turn with the state before it."""
+
+    state: StateRow = Field(description="the state before the action")
 
 
 class ProvenanceRow(_Row):
     """Where the experience comes from."""
 
     source: Literal["real", "synthetic"] = Field(description="real environment or experience model")
-    policy: str = Field(description="who acted")
+    policy: str = Field(description="name of the policy that acted")
     policy_version: int = Field(0, description="updates the policy had seen")
-    experience_model: str | None = Field(None, description="which experience model answered")
+    experience_model: str | None = Field(None, description="the experience model that predicted it")
     recorded_at: float = Field(0.0, description="seconds since the epoch")
 
 
@@ -101,28 +106,43 @@ class TrajectoryRow(_Row):
 
     schema_version: Literal[1] = Field(description="version of this table")
     id: str = Field(min_length=1, description="unique among all trajectories")
-    task: TaskRow = Field(description="what was to be done")
+    task: TaskRow = Field(description="what the agent had to do")
     start: StateRow = Field(description="the first state")
-    turns: list[TurnRow] = Field(description="what was done and what it led to, oldest first")
+    turns: list[TurnRow] = Field(description="actions and outcomes, oldest first")
     provenance: ProvenanceRow = Field(description="where the experience comes from")
     seed: int = Field(0, description="seed of the episode")
-    sheet: SheetRow | None = Field(None, description="hidden facts, where the environment could tell them")
+    sheet: SheetRow | None = Field(None, description="hidden facts, where the environment has them")
 
 
 def decode_trajectory(line: str | bytes) -> types.Trajectory:
     """Read one row.
 
     Raises:
-        DataError: it is not a row; the message says what was expected and what came.
+        DataError: it is not a row; the message names what was expected and what was found.
     """
+    return _trajectory(_parse(TrajectoryRow, line))
+
+
+def encode_transition(transition: types.Transition) -> str:
+    """One transition with its state, for stores that hold single turns. Raises `DataError`."""
+    row = {"state": _state_row(transition.state), **_turn_row(transition)}
+    return dump_json(row, what=f"transition {shorten(transition.action)}")
+
+
+def decode_transition(line: str | bytes) -> types.Transition:
+    """Read a row of `encode_transition`. Raises `DataError`."""
+    row = _parse(TransitionRow, line)
+    return _transition(_state(row.state), row)
+
+
+def _parse(model: type[M], line: str | bytes) -> M:
     try:
-        # Parsing and checking in one pass takes a third of the time of one after the other.
-        row = TrajectoryRow.model_validate_json(line.encode() if isinstance(line, str) else line)
+        # Parsing and validating in one pass takes a third of the time of two passes.
+        return model.model_validate_json(line.encode() if isinstance(line, str) else line)
     except UnicodeEncodeError as error:
         raise DataError(f"expected Unicode text, got {error}") from None
     except ValidationError as error:
         raise DataError(explain(error)) from None
-    return _trajectory(row)
 
 
 def trajectory_from_row(value: Any) -> types.Trajectory:
@@ -207,9 +227,9 @@ def check(model: type[M], value: Any) -> M:
 def explain(error: ValidationError, limit: int = 3) -> str:
     """The first few problems of one row, each as expected and got."""
     problems = error.errors(include_url=False, include_context=False)
-    told = [_explain_one(problem) for problem in problems[:limit]]
+    shown = [_explain_one(problem) for problem in problems[:limit]]
     more = f"; and {len(problems) - limit} more" if len(problems) > limit else ""
-    return "; ".join(told) + more
+    return "; ".join(shown) + more
 
 
 def shorten(value: object, limit: int = 80) -> str:
@@ -250,12 +270,16 @@ def _state(row: StateRow) -> types.State:
 def _transitions(state: types.State, turns: Sequence[TurnRow]) -> tuple[types.Transition, ...]:
     made = []
     for turn in turns:
-        values = dict(turn.outcome)
-        values["next_state"] = _state(turn.outcome.next_state)
-        outcome = types.Outcome(**values)
-        made.append(types.Transition(state=state, action=turn.action, outcome=outcome, thought=turn.thought))
-        state = outcome.next_state
+        made.append(_transition(state, turn))
+        state = made[-1].outcome.next_state
     return tuple(made)
+
+
+def _transition(state: types.State, turn: TurnRow) -> types.Transition:
+    values = dict(turn.outcome)
+    values["next_state"] = _state(turn.outcome.next_state)
+    outcome = types.Outcome(**values)
+    return types.Transition(state=state, action=turn.action, outcome=outcome, thought=turn.thought)
 
 
 def _state_row(state: types.State) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A thread that serves whatever is waiting as one group.
+"""A thread that processes all waiting requests as one batch.
 
-While it works, requests pile up, and the pile is the next group. One disk sync then acknowledges many
-writers, and one matrix product answers many searches.
+Requests that arrive during a batch form the next one, so one disk sync acknowledges many writers and one
+matrix product answers many searches.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _FEW: Final = 4
-"""So many groups of one request, one after the other, and nobody else is expected."""
+"""After this many batches of one request in a row, a batch no longer waits for more."""
 
 
 class Batcher(Generic[T, R]):
-    """Passes groups of requests to `serve`, which returns a result or an error for each of them.
+    """Passes batches of requests to `serve`, which returns a result or an error for each of them.
 
     Args:
-        linger: seconds that a group waits for more, unless the last few were of one request: those who ask
-            together go on together, and whoever asks alone is not kept.
+        linger: seconds that a batch waits for more requests, unless the last few batches had only one.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Batcher(Generic[T, R]):
         self._most = most
         self._linger = linger
         self._alone = _FEW
-        """How many of the last groups were of one request."""
+        """How many of the last batches had one request."""
         self._waiting: queue.SimpleQueue[tuple[T, Future[R]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -51,7 +50,7 @@ class Batcher(Generic[T, R]):
         self._thread.start()
 
     def submit(self, request: T) -> Future[R]:
-        """Cancelling the future before its group starts withdraws the request; later it changes nothing."""
+        """Cancelling the future before its batch starts withdraws the request; later it has no effect."""
         future: Future[R] = Future()
         with self._lock:
             if self._closed:
@@ -60,7 +59,7 @@ class Batcher(Generic[T, R]):
         return future
 
     def close(self) -> None:
-        """Serve what is waiting, then stop."""
+        """Process waiting requests, then stop."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -70,37 +69,37 @@ class Batcher(Generic[T, R]):
 
     def _run(self) -> None:
         while True:
-            group, last = self._next_group()
-            group = [(request, future) for request, future in group if future.set_running_or_notify_cancel()]
-            if group:
-                self._answer(group)
+            batch, last = self._next_batch()
+            batch = [(request, future) for request, future in batch if future.set_running_or_notify_cancel()]
+            if batch:
+                self._answer(batch)
             if last:
                 return
 
-    def _next_group(self) -> tuple[list[tuple[T, Future[R]]], bool]:
-        """(requests, whether none follow); waits for the first and takes what has piled up behind it."""
-        group: list[tuple[T, Future[R]]] = []
+    def _next_batch(self) -> tuple[list[tuple[T, Future[R]]], bool]:
+        """(requests, whether it is the last batch); waits for the first, takes all waiting."""
+        batch: list[tuple[T, Future[R]]] = []
         item = self._waiting.get()
         until = time.monotonic() + (self._linger if self._alone < _FEW else 0.0)
         try:
             while item is not None:
-                group.append(item)
-                if len(group) == self._most:
-                    return group, False
+                batch.append(item)
+                if len(batch) == self._most:
+                    return batch, False
                 item = self._waiting.get(timeout=max(until - time.monotonic(), 0.0))
         except queue.Empty:
-            return group, False
+            return batch, False
         finally:
-            self._alone = 0 if len(group) > 1 else self._alone + 1
-        return group, True
+            self._alone = 0 if len(batch) > 1 else self._alone + 1
+        return batch, True
 
-    def _answer(self, group: list[tuple[T, Future[R]]]) -> None:
+    def _answer(self, batch: list[tuple[T, Future[R]]]) -> None:
         results: Sequence[R | Exception]
         try:
-            results = self._serve([request for request, _ in group])
+            results = self._serve([request for request, _ in batch])
         except Exception as error:
-            results = [error] * len(group)
-        for (_, future), result in zip(group, results, strict=True):
+            results = [error] * len(batch)
+        for (_, future), result in zip(batch, results, strict=True):
             if isinstance(result, Exception):
                 future.set_exception(result)
             else:

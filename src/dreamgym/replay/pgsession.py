@@ -1,4 +1,4 @@
-"""A conversation with a PostgreSQL server: transactions that outlive lost connections, errors in words."""
+"""A session with a PostgreSQL server: transactions that reconnect, and typed errors with advice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOCK_SECONDS: Final = 30
 
 
 class HalfVector:
-    """A key on its way to the server, in the binary form of pgvector's type."""
+    """A key in the binary format of pgvector's halfvec."""
 
     __slots__ = ("data",)
 
@@ -33,7 +33,7 @@ class HalfVector:
 
 
 def half_vectors(raw: Sequence[bytes], dimension: int) -> Keys:
-    """Keys from the server's binary form: two bytes of dimension, two unused, then the numbers."""
+    """Keys from pgvector's binary format: two bytes of dimension, two unused, then the numbers."""
     rounded = np.array([np.frombuffer(each, ">f2", offset=4) for each in raw], np.float16)
     return restore_keys(rounded.reshape(len(raw), dimension))
 
@@ -59,7 +59,7 @@ class PostgresSession:
         self._reached = False
 
     def read(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """Run `work` in a transaction that sees one unchanging picture of the store."""
+        """Run `work` in a transaction with a consistent snapshot of the store."""
         with self.reading:
             return self._run("read", work)
 
@@ -69,7 +69,7 @@ class PostgresSession:
             return self._run("write", work)
 
     def alone(self, statements: Sequence[str]) -> None:
-        """Run statements that refuse to be part of a transaction."""
+        """Run statements that cannot be part of a transaction."""
         try:
             with self._connect() as db:
                 db.autocommit = True
@@ -113,7 +113,7 @@ class PostgresSession:
         db.autocommit = True  # transactions are opened where they are meant
         db.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
         db.execute("SET synchronous_commit = on")
-        teach_half_vectors(db)
+        register_half_vectors(db)
         return db
 
     def _shown(self) -> str:
@@ -136,8 +136,8 @@ class PostgresSession:
         return StoreError(f"{self.name}: {str(error).strip()}; {advice}")
 
 
-def teach_half_vectors(db: psycopg.Connection[Any]) -> None:
-    """Let a connection send `HalfVector`; in vain before the extension exists, and harmless."""
+def register_half_vectors(db: psycopg.Connection[Any]) -> None:
+    """Let a connection send `HalfVector`; does nothing before the extension exists."""
     from psycopg.adapt import Dumper
     from psycopg.pq import Format
     from psycopg.types import TypeInfo

@@ -1,8 +1,8 @@
-"""The shared log: PostgreSQL with pgvector, for buffers that outgrow one machine.
+"""The store on PostgreSQL with pgvector, shared by several machines.
 
-Sequence numbers of PostgreSQL become visible out of order, so a follower asking for "rows after n" could miss
-a late commit. Here every writer locks the single row of `replay_store` first and takes its numbers from it:
-numbers follow the order of commits. Tables lie in the schema that the address selects.
+Sequence numbers of PostgreSQL become visible out of order, so an index that asks for "rows after n" could
+miss a late commit. Here every writer locks the single row of `replay_store` first and takes its numbers from
+it: numbers follow the order of commits. Tables are in the schema that the address selects.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from dreamgym.errors import DreamGymError, StoreError
 from dreamgym.protocols import Keys
-from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors, teach_half_vectors
+from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors, register_half_vectors
 from dreamgym.replay.serialization import (
     AppendPlan,
     KnownTrajectory,
-    decode_payload,
     decode_record,
+    evict,
+    known_trajectories,
     plan_append,
     round_keys,
+    texts_of,
 )
 from dreamgym.replay.store import (
     CHUNK_ROWS,
-    EVICTION_ORDER,
     SCHEMA_VERSION,
     Addition,
     Chunk,
     Holding,
-    LogStatus,
     Record,
+    StoreStatus,
     nothing_there,
     other_embedder,
 )
@@ -80,14 +79,13 @@ class PostgresStore:
     ) -> None:
         """Open, or `create` if there is nothing; without an `embedder`, accept whichever made the store."""
         self._session = session
-        self.repaired: str | None = None
         session.write(lambda db: self._create_or_check(db, embedder, dimension, create=create))
 
     @property
     def name(self) -> str:
         return self._session.name
 
-    def status(self) -> LogStatus:
+    def status(self) -> StoreStatus:
         return self._session.read(self._checked_status)
 
     def append(self, additions: Sequence[Addition], *, capacity: int | None) -> list[int | DreamGymError]:
@@ -115,17 +113,7 @@ class PostgresStore:
             return rows, dimension
 
         rows, dimension = self._session.read(work)
-        columns = zip(*rows, strict=True) if rows else [()] * 7
-        seqs, keys, environments, sources, trajectories, tasks, rewards = columns
-        return Chunk(
-            seqs=np.array(seqs, np.int64),
-            keys=half_vectors(keys, dimension),
-            environments=environments,
-            sources=sources,
-            trajectories=trajectories,
-            tasks=tasks,
-            rewards=np.array(rewards, np.float64),
-        )
+        return Chunk.of(rows, half_vectors([row[1] for row in rows], dimension))
 
     def get(self, seqs: Sequence[int]) -> dict[int, Record]:
         rows = self._session.read(
@@ -181,8 +169,7 @@ class PostgresStore:
                 binary=True,
             ).fetchall()
         )
-        transitions = [(seq, decode_payload(payload)) for seq, payload in rows]
-        return [(seq, transition.state.text, transition.action) for seq, transition in transitions]
+        return texts_of(rows)
 
     def rekey_put(self, seqs: Sequence[int], keys: Keys) -> None:
         rows = [(HalfVector(key), seq) for seq, key in zip(seqs, round_keys(keys), strict=True)]
@@ -216,9 +203,7 @@ class PostgresStore:
             )
             return str(embedder)
 
-        with (
-            self._session.reading
-        ):  # readers of ours meet either the old name with the old keys or the new ones
+        with self._session.reading:  # a reader sees the old embedder with the old keys, or both new
             embedder = self._session.write(work)
             if embedder is not None:
                 self._embedder = embedder
@@ -248,7 +233,7 @@ class PostgresStore:
             if not create or embedder is None or dimension is None:
                 raise nothing_there(self.name)
             db.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            teach_half_vectors(db)
+            register_half_vectors(db)
             db.execute(_SCHEMA)
             db.execute(_KEYS.format(table="replay_keys", dimension=int(dimension)))
             db.execute(_KEYS.format(table="replay_next_keys", dimension=int(dimension)))
@@ -265,31 +250,18 @@ class PostgresStore:
         self._embedder = embedder or str(stored)
         self._checked_status(db)
 
-    def _checked_status(self, db: psycopg.Connection[Any], *, lock: bool = False) -> LogStatus:
-        row = _one(
-            db,
-            "SELECT embedder, dimension, generation, last_seq, real_rows, synthetic_rows, real_floor,"
-            " synthetic_floor FROM replay_store" + (" FOR UPDATE" if lock else ""),
-        )
-        embedder, dimension, generation, last_seq, real_rows, synthetic_rows, real_floor, synthetic_floor = (
-            row
-        )
-        if embedder != self._embedder:
-            raise other_embedder(self.name, embedder, self._embedder)
-        return LogStatus(
-            embedder=embedder,
-            dimension=dimension,
-            generation=generation,
-            last_seq=last_seq,
-            rows={"real": real_rows, "synthetic": synthetic_rows},
-            floors={"real": real_floor, "synthetic": synthetic_floor},
-        )
+    def _checked_status(self, db: psycopg.Connection[Any], *, lock: bool = False) -> StoreStatus:
+        lock_row = " FOR UPDATE" if lock else ""
+        status = StoreStatus.of(_one(db, f"SELECT {StoreStatus.COLUMNS} FROM replay_store{lock_row}"))
+        if status.embedder != self._embedder:
+            raise other_embedder(self.name, status.embedder, self._embedder)
+        return status
 
 
 def _one(db: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
     row = db.execute(query).fetchone()
     if row is None:
-        raise StoreError("expected the replay buffer's book, found its table empty; build the buffer again")
+        raise StoreError("expected the row of replay_store, found its table empty; build the buffer again")
     return tuple(row)
 
 
@@ -298,16 +270,8 @@ def _known(db: psycopg.Connection[Any], trajectory_ids: Iterable[str]) -> dict[s
         "SELECT id, code, environment, source, task FROM replay_trajectories WHERE id = ANY(%s)",
         (list(trajectory_ids),),
     )
-    known = {
-        key: KnownTrajectory(code=code, environment=environment, source=source, task=task)
-        for key, code, environment, source, task in rows
-    }
-    by_code = {trajectory.code: trajectory for trajectory in known.values()}
-    for code, position in db.execute(
-        "SELECT trajectory, position FROM replay_transitions WHERE trajectory = ANY(%s)", (list(by_code),)
-    ):
-        by_code[code].positions.add(position)
-    return known
+    positions = "SELECT trajectory, position FROM replay_transitions WHERE trajectory = ANY(%s)"
+    return known_trajectories(rows, lambda codes: db.execute(positions, (codes,)))
 
 
 def _insert(db: psycopg.Connection[Any], plan: AppendPlan) -> None:
@@ -326,24 +290,19 @@ def _insert(db: psycopg.Connection[Any], plan: AppendPlan) -> None:
     )
 
 
-def _settle(db: psycopg.Connection[Any], status: LogStatus, plan: AppendPlan, capacity: int | None) -> None:
-    """Evict what is too much, synthetic first and oldest first, and bring the book up to date."""
-    rows = {source: count + plan.added[source] for source, count in status.rows.items()}
-    floors = dict(status.floors)
-    for source in EVICTION_ORDER:
-        excess = min(sum(rows.values()) - capacity, rows[source]) if capacity else 0
-        if excess > 0:
-            gone = db.execute(
-                "SELECT seq FROM replay_keys WHERE source = %s AND seq > %s ORDER BY seq LIMIT %s",
-                (source, floors[source], excess),
-            ).fetchall()
-            for table in ("replay_transitions", "replay_keys", "replay_next_keys"):
-                db.execute(f"DELETE FROM {table} WHERE seq = ANY(%s)", ([seq for (seq,) in gone],))
-            floors[source] = gone[-1][0]
-            rows[source] -= len(gone)
-    if plan.keys or floors != status.floors:
+def _settle(db: psycopg.Connection[Any], status: StoreStatus, plan: AppendPlan, capacity: int | None) -> None:
+    """Evict down to the capacity and update the counts."""
+
+    def oldest(source: str, floor: int, count: int) -> list[int]:
+        query = "SELECT seq FROM replay_keys WHERE source = %s AND seq > %s ORDER BY seq LIMIT %s"
+        return [seq for (seq,) in db.execute(query, (source, floor, count))]
+
+    gone, counts = evict(status, plan, capacity, oldest)
+    for table in ("replay_transitions", "replay_keys", "replay_next_keys") if gone else ():
+        db.execute(f"DELETE FROM {table} WHERE seq = ANY(%s)", (gone,))
+    if counts is not None:
         db.execute(
             "UPDATE replay_store SET last_seq = %s, real_rows = %s, synthetic_rows = %s,"
             " real_floor = %s, synthetic_floor = %s",
-            (plan.last_seq, rows["real"], rows["synthetic"], floors["real"], floors["synthetic"]),
+            counts,
         )

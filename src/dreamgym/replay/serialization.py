@@ -1,33 +1,32 @@
-"""How transitions become rows of a log: checked, encoded, and numbered if they are new.
+"""How transitions become rows: validated, encoded, numbered if they are new, and evicted.
 
-Both engines share this file, so that the same rows are accepted, refused and found known in either.
+SQLite and PostgreSQL share this file, so both accept, refuse and evict the same rows.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dreamgym.data.schema import ProvenanceRow, decode_transition, dump_json, encode_transition, explain
 from dreamgym.errors import DataError, DreamGymError, StoreError
 from dreamgym.protocols import Keys
-from dreamgym.replay.store import Addition, LogStatus, Record
+from dreamgym.replay.store import EVICTION_ORDER, Addition, Record, StoreStatus
 from dreamgym.types import Provenance, Source, Transition
 
 MAX_ID_CHARACTERS: Final = 1000
 
-_transition = TypeAdapter(Transition)
-
 
 def check_addition(records: Sequence[Record], keys: Keys, dimension: int) -> None:
-    """Refuse what no store should hold, before it is queued together with the rows of others."""
+    """Refuse rows that no store should hold, before they are queued with the rows of other callers."""
     if keys.shape != (len(records), dimension):
         raise DataError(f"expected keys of shape {(len(records), dimension)}, got {keys.shape}")
     if not np.allclose(np.linalg.norm(keys, axis=1), 1.0, atol=1e-2):
@@ -67,48 +66,55 @@ def restore_keys(rounded: npt.NDArray[np.float16]) -> Keys:
     return keys
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Details:
+class _Details(BaseModel):
     """What is stored once per trajectory and never filtered by."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
     instruction: str
-    provenance: Provenance
-
-
-_details = TypeAdapter(_Details)
+    provenance: ProvenanceRow
 
 
 def encode_payload(transition: Transition) -> bytes:
-    """A compressed JSON document: texts and admissible actions repeat, so it shrinks to a quarter."""
-    return zlib.compress(_transition.dump_json(transition, exclude={"outcome": {"info"}}), 1)
+    """A compressed JSON row: texts and admissible actions repeat, so it shrinks to a quarter."""
+    return zlib.compress(encode_transition(transition).encode(), 1)
 
 
 def decode_payload(payload: bytes) -> Transition:
     try:
-        return _transition.validate_json(zlib.decompress(payload))
-    except (zlib.error, ValidationError) as error:
+        return decode_transition(zlib.decompress(payload))
+    except (zlib.error, DataError) as error:
         raise DataError(f"expected a stored transition, got {len(payload)} damaged bytes: {error}") from None
 
 
 def decode_record(row: tuple[int, bytes, str, str, str, float, str]) -> Record:
     """A record from its columns: position, payload, trajectory, environment, task, reward, details."""
     position, payload, trajectory, environment, task, reward, details = row
-    about = _details.validate_json(details)
+    instruction, provenance = _decode_details(details)
     return Record(
         transition=decode_payload(payload),
         environment=environment,
         task_id=task,
-        instruction=about.instruction,
+        instruction=instruction,
         trajectory_id=trajectory,
         position=position,
         trajectory_reward=reward,
-        provenance=about.provenance,
+        provenance=provenance,
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _decode_details(details: str) -> tuple[str, Provenance]:
+    try:
+        row = _Details.model_validate_json(details)
+    except ValidationError as error:
+        raise DataError(f"expected the details of a stored trajectory, got {explain(error)}") from None
+    return row.instruction, Provenance(**dict(row.provenance))
 
 
 @dataclass(slots=True, kw_only=True)
 class KnownTrajectory:
-    """What the log holds of a trajectory already."""
+    """What the store holds of a trajectory."""
 
     code: int
     environment: str
@@ -132,10 +138,55 @@ class AppendPlan:
     added: dict[Source, int] = field(default_factory=lambda: {"real": 0, "synthetic": 0})
 
 
+def known_trajectories(
+    rows: Iterable[tuple[Any, ...]], positions: Callable[[list[int]], Iterable[tuple[int, int]]]
+) -> dict[str, KnownTrajectory]:
+    """By id, from rows of (id, code, environment, source, task) and a query for (code, position)."""
+    known = {
+        key: KnownTrajectory(code=code, environment=environment, source=source, task=task)
+        for key, code, environment, source, task in rows
+    }
+    by_code = {trajectory.code: trajectory for trajectory in known.values()}
+    for code, position in positions(list(by_code)):
+        by_code[code].positions.add(position)
+    return known
+
+
+def evict(
+    status: StoreStatus,
+    plan: AppendPlan,
+    capacity: int | None,
+    oldest: Callable[[Source, int, int], list[int]],
+) -> tuple[list[int], tuple[int, ...] | None]:
+    """(rows to delete, new counts: last_seq, real_rows, synthetic_rows, real_floor, synthetic_floor).
+
+    Args:
+        oldest: the numbers of the oldest n rows of a source above a floor, new rows included.
+    """
+    rows = {source: count + plan.added[source] for source, count in status.rows.items()}
+    floors, gone = dict(status.floors), []
+    for source in EVICTION_ORDER:
+        excess = min(sum(rows.values()) - capacity, rows[source]) if capacity else 0
+        if excess > 0:
+            dropped = oldest(source, floors[source], excess)
+            floors[source] = dropped[-1]
+            rows[source] -= len(dropped)
+            gone += dropped
+    if not plan.keys and not gone:
+        return [], None
+    return gone, (plan.last_seq, rows["real"], rows["synthetic"], floors["real"], floors["synthetic"])
+
+
+def texts_of(rows: Iterable[tuple[int, bytes]]) -> list[tuple[int, str, str]]:
+    """(seq, state text, action) of (seq, payload) rows."""
+    decoded = [(seq, decode_payload(payload)) for seq, payload in rows]
+    return [(seq, transition.state.text, transition.action) for seq, transition in decoded]
+
+
 def plan_append(
-    additions: Sequence[Addition], known: dict[str, KnownTrajectory], status: LogStatus
+    additions: Sequence[Addition], known: dict[str, KnownTrajectory], status: StoreStatus
 ) -> AppendPlan:
-    """Decide what is new, and number it. The caller holds the store's write lock, so numbers have no gaps."""
+    """Number the new rows. The caller holds the store's write lock, so numbers have no gaps."""
     plan = AppendPlan(last_seq=status.last_seq)
     for addition in additions:
         if addition.embedder != status.embedder:
@@ -170,10 +221,10 @@ def _encode(record: Record, known: Mapping[str, KnownTrajectory]) -> tuple[bytes
                 f"with environment, source, task {theirs!r} and came with {ours!r}"
             )
     try:
-        about = _Details(instruction=record.instruction, provenance=record.provenance)
-        return encode_payload(record.transition), _details.dump_json(about).decode()
-    except (PydanticSerializationError, ValueError) as error:
-        raise DataError(f"{record.id!r}: expected text that UTF-8 can hold, {error}") from None
+        about = {"instruction": record.instruction, "provenance": asdict(record.provenance)}
+        return encode_payload(record.transition), dump_json(about, what="details")
+    except DataError as error:
+        raise DataError(f"{record.id!r}: {error}") from None
 
 
 def _plan_trajectory(plan: AppendPlan, record: Record, details: str) -> KnownTrajectory:

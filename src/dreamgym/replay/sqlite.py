@@ -1,15 +1,14 @@
-"""The embedded log: one SQLite file, durable on its own, nothing to install.
+"""The store in one SQLite file.
 
-Write-ahead log with `synchronous=FULL`: a commit returns after the disk has it. One connection writes and one
-reads, so that searching never waits for a disk. Several processes may share the file: writers take turns.
+Write-ahead log with `synchronous=FULL`: a commit returns when the data is on disk, and SQLite recovers by
+itself after a crash. One connection writes and one reads, so a search never waits for a disk sync. Several
+processes may share the file: writers take turns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import shutil
 import sqlite3
 import threading
 import time
@@ -23,25 +22,22 @@ from dreamgym.errors import DreamGymError, StoreError
 from dreamgym.files import sync_directory
 from dreamgym.protocols import Keys
 from dreamgym.replay import sqlite_tables as tables
-from dreamgym.replay.serialization import decode_payload, decode_record, plan_append, restore_keys, round_keys
+from dreamgym.replay.serialization import decode_record, plan_append, restore_keys, round_keys, texts_of
 from dreamgym.replay.store import (
     CHUNK_ROWS,
     SCHEMA_VERSION,
     Addition,
     Chunk,
     Holding,
-    LogStatus,
     Record,
+    StoreStatus,
     nothing_there,
     other_embedder,
 )
-from dreamgym.replay.wal import WalPicture, wal_picture
 
 APPLICATION_ID: Final = 0x44474D52
 PAGE_SIZE: Final = 16384
 """Rows of a kilobyte or two pack badly into SQLite's default of 4096 (4.2 kB a row instead of 2.4)."""
-
-logger = logging.getLogger("dreamgym.replay")
 
 
 class SqliteStore:
@@ -54,25 +50,30 @@ class SqliteStore:
         embedder: str | None,
         dimension: int | None = None,
         create: bool = True,
+        read_only: bool = False,
         busy_seconds: float = 30.0,
     ) -> None:
-        """Open, or `create` if there is nothing; without an `embedder`, accept whichever made the file."""
+        """Open, or `create` if there is nothing; without an `embedder`, accept whichever made the file.
+
+        With `read_only` nothing is written, so a file on read-only media or a full disk can be read.
+        """
         self._path = path
         self._busy_seconds = busy_seconds
-        self.repaired: str | None = None
-        create = create and embedder is not None
+        create = create and embedder is not None and not read_only
         if not create and not path.exists():
             raise nothing_there(self.name)
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
+        self._writer: sqlite3.Connection | None = None
         with self._explained():
+            if read_only:
+                self._reader = self._connect_read_only()
+                self._check(self._reader, embedder)
+                return
             path.parent.mkdir(parents=True, exist_ok=True)
-            crashed = self._wal.exists() and self._wal.stat().st_size > 0
             self._writer = self._connect()
             try:
                 self._create_or_check(embedder, dimension, create=create)
-                if crashed:
-                    self._report_torn_tail()
                 self._reader = self._connect()
             except BaseException:
                 self._writer.close()
@@ -82,7 +83,7 @@ class SqliteStore:
     def name(self) -> str:
         return str(self._path)
 
-    def status(self) -> LogStatus:
+    def status(self) -> StoreStatus:
         with self._read_lock, self._explained():
             return self._checked_status(self._reader)
 
@@ -97,24 +98,14 @@ class SqliteStore:
 
     def scan(self, after: int) -> Chunk:
         with self._read_lock, self._explained():
-            self._reader.execute("BEGIN")  # one picture: the keys may be replaced between two statements
+            self._reader.execute("BEGIN")  # the keys may be replaced between two statements
             try:
                 dimension = self._checked_status(self._reader).dimension
                 rows = self._reader.execute(tables.SCAN, (after, CHUNK_ROWS)).fetchall()
             finally:
                 self._reader.execute("COMMIT")
-        seqs, keys, environments, sources, trajectories, tasks, rewards = (
-            zip(*rows, strict=True) if rows else [()] * 7
-        )
-        return Chunk(
-            seqs=np.array(seqs, np.int64),
-            keys=restore_keys(np.frombuffer(b"".join(keys), np.float16).reshape(len(rows), dimension)),
-            environments=environments,
-            sources=sources,
-            trajectories=trajectories,
-            tasks=tasks,
-            rewards=np.array(rewards, np.float64),
-        )
+        keys = np.frombuffer(b"".join(row[1] for row in rows), np.float16).reshape(len(rows), dimension)
+        return Chunk.of(rows, restore_keys(keys))
 
     def get(self, seqs: Sequence[int]) -> dict[int, Record]:
         with self._read_lock, self._explained():
@@ -151,8 +142,7 @@ class SqliteStore:
                 " WHERE seq > (SELECT coalesce(max(seq), 0) FROM next_keys) ORDER BY seq LIMIT ?",
                 (limit,),
             ).fetchall()
-        transitions = [(seq, decode_payload(payload)) for seq, payload in rows]
-        return [(seq, transition.state.text, transition.action) for seq, transition in transitions]
+        return texts_of(rows)
 
     def rekey_put(self, seqs: Sequence[int], keys: Keys) -> None:
         with self._transaction() as db:
@@ -162,7 +152,7 @@ class SqliteStore:
             )
 
     def rekey_finish(self) -> bool:
-        with self._read_lock:  # readers of ours meet either the old name with the old keys or the new ones
+        with self._read_lock:  # a reader sees the old embedder with the old keys, or both new
             with self._transaction() as db:
                 old, new, embedder = db.execute(
                     "SELECT (SELECT count(*) FROM keys), (SELECT count(*) FROM next_keys), next_embedder"
@@ -184,13 +174,15 @@ class SqliteStore:
         with self._transaction() as db:
             db.execute("DELETE FROM trajectories WHERE code NOT IN (SELECT trajectory FROM keys)")
         with self._write_lock, self._explained():
-            self._writer.execute("VACUUM")
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            writer = self._checked_writer()
+            writer.execute("VACUUM")
+            writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         with self._read_lock, self._write_lock:
             self._reader.close()
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
 
     @property
     def _wal(self) -> Path:
@@ -200,9 +192,7 @@ class SqliteStore:
         db = sqlite3.connect(
             self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
-        if not tables.empty(db) and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-            db.close()
-            raise StoreError(f"{self.name}: expected a replay buffer, found another SQLite database")
+        self._check_application(db)
         db.execute(f"PRAGMA page_size = {PAGE_SIZE}")  # heeded only while the file is empty
         deadline = time.monotonic() + self._busy_seconds
         while True:
@@ -215,6 +205,38 @@ class SqliteStore:
                 time.sleep(0.02)
         db.execute("PRAGMA synchronous = FULL")
         return db
+
+    def _connect_read_only(self) -> sqlite3.Connection:
+        modes = ["mode=ro"]
+        if not self._wal.exists() or not self._wal.stat().st_size:
+            # Where not even the shared memory of the write-ahead log can be created.
+            modes.append("mode=ro&immutable=1")
+        for mode in modes:
+            db = sqlite3.connect(
+                f"{self._path.resolve().as_uri()}?{mode}",
+                uri=True,
+                timeout=self._busy_seconds,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                self._check_application(db)
+                return db
+            except sqlite3.Error:
+                db.close()
+                if mode == modes[-1]:
+                    raise
+        raise AssertionError("the last mode returns or raises")
+
+    def _check_application(self, db: sqlite3.Connection) -> None:
+        if not tables.empty(db) and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            db.close()
+            raise StoreError(f"{self.name}: expected a replay buffer, found another SQLite database")
+
+    def _checked_writer(self) -> sqlite3.Connection:
+        if self._writer is None:
+            raise StoreError(f"{self.name}: opened for reading only; open it for writing to change it")
+        return self._writer
 
     def _create_or_check(self, embedder: str | None, dimension: int | None, *, create: bool) -> None:
         with self._transaction() as db:
@@ -229,55 +251,39 @@ class SqliteStore:
                 )
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version != SCHEMA_VERSION:
-                raise StoreError(
-                    f"{self.name}: expected schema version {SCHEMA_VERSION}, found {version}; "
-                    "use the DreamGym version that made it, or build it again from its trajectories"
-                )
-            self._embedder = embedder or tables.status(db).embedder
-            self._checked_status(db)
-        if fresh:  # from here on even a damaged log leaves a store that opens
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._check(db, embedder)
+        if fresh:  # from here on even a damaged write-ahead log leaves a store that opens
+            self._checked_writer().execute("PRAGMA wal_checkpoint(TRUNCATE)")
             sync_directory(self._path.parent)
 
-    def _checked_status(self, db: sqlite3.Connection) -> LogStatus:
+    def _check(self, db: sqlite3.Connection, embedder: str | None) -> None:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.name}: expected schema version {SCHEMA_VERSION}, found {version}; "
+                "use the DreamGym version that made it, or build it again from its trajectories"
+            )
+        self._embedder = embedder or tables.status(db).embedder
+        self._checked_status(db)
+
+    def _checked_status(self, db: sqlite3.Connection) -> StoreStatus:
         status = tables.status(db)
         if status.embedder != self._embedder:
             raise other_embedder(self.name, status.embedder, self._embedder)
         return status
 
-    def _report_torn_tail(self) -> None:
-        before = self._wal_picture()
-        intact = self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
-        if before is None or before != self._wal_picture():
-            return  # somebody else is writing: the log is in use, not left behind
-        size, commits = before.torn(intact)
-        if not size:
-            return
-        self.repaired = f"{self.name}: dropped {size} bytes that an interrupted write left in its log"
-        if commits:
-            copy = self._wal.with_name(self._wal.name + ".damaged")
-            shutil.copyfile(self._wal, copy)
-            self.repaired += f", among them {commits} whole commits behind damage; a copy is in {copy.name}"
-        logger.warning("%s", self.repaired)
-        self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else the next opening reports it again
-
-    def _wal_picture(self) -> WalPicture | None:
-        with self._transaction():  # nobody writes meanwhile
-            return wal_picture(self._wal, page_size=PAGE_SIZE)
-
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Everything or nothing; returns once the disk has it."""
         with self._write_lock, self._explained():
-            self._writer.execute("BEGIN IMMEDIATE")
+            writer = self._checked_writer()
+            writer.execute("BEGIN IMMEDIATE")
             try:
-                yield self._writer
-                self._writer.execute("COMMIT")
+                yield writer
+                writer.execute("COMMIT")
             except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
+                if writer.in_transaction:
+                    writer.execute("ROLLBACK")
                 raise
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The tables of the embedded log, and what is done to them inside an open transaction."""
+"""The tables of the SQLite store, and the statements that run inside an open transaction."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Final
 
-from dreamgym.replay.serialization import AppendPlan, KnownTrajectory
-from dreamgym.replay.store import EVICTION_ORDER, LogStatus
+from dreamgym.replay.serialization import AppendPlan, KnownTrajectory, evict, known_trajectories
+from dreamgym.replay.store import StoreStatus
 
 SCHEMA: Final = """
 CREATE TABLE store (
@@ -60,20 +60,8 @@ def empty(db: sqlite3.Connection) -> bool:
     return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0)
 
 
-def status(db: sqlite3.Connection) -> LogStatus:
-    row = db.execute(
-        "SELECT embedder, dimension, generation, last_seq, real_rows, synthetic_rows, real_floor,"
-        " synthetic_floor FROM store"
-    ).fetchone()
-    embedder, dimension, generation, last_seq, real_rows, synthetic_rows, real_floor, synthetic_floor = row
-    return LogStatus(
-        embedder=embedder,
-        dimension=dimension,
-        generation=generation,
-        last_seq=last_seq,
-        rows={"real": real_rows, "synthetic": synthetic_rows},
-        floors={"real": real_floor, "synthetic": synthetic_floor},
-    )
+def status(db: sqlite3.Connection) -> StoreStatus:
+    return StoreStatus.of(db.execute(f"SELECT {StoreStatus.COLUMNS} FROM store").fetchone())
 
 
 def known(db: sqlite3.Connection, trajectory_ids: Iterable[str]) -> dict[str, KnownTrajectory]:
@@ -82,17 +70,10 @@ def known(db: sqlite3.Connection, trajectory_ids: Iterable[str]) -> dict[str, Kn
         " WHERE id IN (SELECT value FROM json_each(?))",
         (json.dumps(list(trajectory_ids)),),
     )
-    known = {
-        key: KnownTrajectory(code=code, environment=environment, source=source, task=task)
-        for key, code, environment, source, task in rows
-    }
-    by_code = {trajectory.code: trajectory for trajectory in known.values()}
-    for code, position in db.execute(
-        "SELECT trajectory, position FROM transitions WHERE trajectory IN (SELECT value FROM json_each(?))",
-        (json.dumps(list(by_code)),),
-    ):
-        by_code[code].positions.add(position)
-    return known
+    positions = (
+        "SELECT trajectory, position FROM transitions WHERE trajectory IN (SELECT value FROM json_each(?))"
+    )
+    return known_trajectories(rows, lambda codes: db.execute(positions, (json.dumps(codes),)))
 
 
 def insert(db: sqlite3.Connection, plan: AppendPlan) -> None:
@@ -103,21 +84,18 @@ def insert(db: sqlite3.Connection, plan: AppendPlan) -> None:
     db.executemany("INSERT INTO keys VALUES (?, ?, ?)", keys)
 
 
-def settle(db: sqlite3.Connection, status: LogStatus, plan: AppendPlan, capacity: int | None) -> None:
-    """Evict what is too much, synthetic first and oldest first, and bring the book up to date."""
-    rows = {source: count + plan.added[source] for source, count in status.rows.items()}
-    floors = dict(status.floors)
-    for source in EVICTION_ORDER:
-        excess = min(sum(rows.values()) - capacity, rows[source]) if capacity else 0
-        if excess > 0:
-            gone = db.execute(_OLDEST, (source, floors[source], excess)).fetchall()
-            for table in ("transitions", "keys", "next_keys"):
-                db.executemany(f"DELETE FROM {table} WHERE seq = ?", gone)
-            floors[source] = gone[-1][0]
-            rows[source] -= len(gone)
-    if plan.keys or floors != status.floors:
+def settle(db: sqlite3.Connection, status: StoreStatus, plan: AppendPlan, capacity: int | None) -> None:
+    """Evict down to the capacity and update the counts."""
+
+    def oldest(source: str, floor: int, count: int) -> list[int]:
+        return [seq for (seq,) in db.execute(_OLDEST, (source, floor, count))]
+
+    gone, counts = evict(status, plan, capacity, oldest)
+    for table in ("transitions", "keys", "next_keys"):
+        db.executemany(f"DELETE FROM {table} WHERE seq = ?", [(seq,) for seq in gone])
+    if counts is not None:
         db.execute(
             "UPDATE store SET last_seq = ?, real_rows = ?, synthetic_rows = ?,"
             " real_floor = ?, synthetic_floor = ?",
-            (plan.last_seq, rows["real"], rows["synthetic"], floors["real"], floors["synthetic"]),
+            counts,
         )

@@ -1,15 +1,15 @@
-"""The durable log of transitions: the only truth of the replay buffer, whatever engine keeps it.
+"""The durable store of transitions: its role, and the types that SQLite and PostgreSQL share.
 
-Rows are numbered in the order in which they became durable and never change, so that following the log means
-asking for "rows after number n". Eviction drops the oldest rows of one source; it is told by a single number
-per source, the floor, below which nothing is left. Whoever follows the log needs nothing else.
+Rows are numbered in the order in which they became durable and never change, so an index catches up by asking
+for the rows after number n. Eviction drops the oldest rows of one source; one number per source, the floor,
+says up to where.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,10 @@ from dreamgym.types import Provenance, Source, Trajectory, Transition, transitio
 SCHEMA_VERSION: Final = 1
 
 CHUNK_ROWS: Final = 4096
-"""Rows a scan hands over at once."""
+"""Rows that a scan returns at once."""
 
 EVICTION_ORDER: Final[tuple[Source, ...]] = ("synthetic", "real")
-"""Real data is never dropped while synthetic data is left."""
+"""Real rows are evicted only when no synthetic row is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Consecutive rows of the log as columns, ready for a nearest view."""
+    """Consecutive rows of the store as columns, for an index."""
 
     seqs: npt.NDArray[np.int64]
     keys: Keys
@@ -86,24 +86,57 @@ class Chunk:
     tasks: Sequence[str]
     rewards: npt.NDArray[np.float64]
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Any, ...]], keys: Keys) -> Self:
+        """From rows of (seq, key, environment, source, trajectory, task, reward) and their decoded keys."""
+        seqs, _, environments, sources, trajectories, tasks, rewards = (
+            zip(*rows, strict=True) if rows else [()] * 7
+        )
+        return cls(
+            seqs=np.array(seqs, np.int64),
+            keys=keys,
+            environments=environments,
+            sources=sources,
+            trajectories=trajectories,
+            tasks=tasks,
+            rewards=np.array(rewards, np.float64),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogStatus:
-    """Where the log stands; cheap enough to ask before every search."""
+class StoreStatus:
+    """The state of the store; cheap enough to read before every search."""
 
     embedder: str
     dimension: int
     generation: int
-    """Grows when keys are replaced: whoever follows the log starts again."""
+    """Grows when keys are replaced: an index then starts again."""
     last_seq: int
     rows: Mapping[Source, int]
     floors: Mapping[Source, int]
     """The number of the last evicted row, by source; 0 for none."""
 
+    COLUMNS: ClassVar[str] = (
+        "embedder, dimension, generation, last_seq, real_rows, synthetic_rows, real_floor, synthetic_floor"
+    )
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Self:
+        """From a row of `COLUMNS`."""
+        embedder, dimension, generation, last_seq, real, synthetic, real_floor, synthetic_floor = row
+        return cls(
+            embedder=embedder,
+            dimension=dimension,
+            generation=generation,
+            last_seq=last_seq,
+            rows={"real": real, "synthetic": synthetic},
+            floors={"real": real_floor, "synthetic": synthetic_floor},
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """How much of one environment and source the log holds."""
+    """How much of one environment and source the store holds."""
 
     environment: str
     source: Source
@@ -112,7 +145,7 @@ class Holding:
 
 
 class TransitionStore(Protocol):
-    """Keeps transitions durably. Every method may be called from any thread.
+    """Stores transitions durably. Every method may be called from any thread.
 
     Raises:
         StoreError: the store is locked, full, damaged or was made by another embedder.
@@ -120,15 +153,10 @@ class TransitionStore(Protocol):
 
     @property
     def name(self) -> str:
-        """The store as a person may see it (no password)."""
+        """The store's name for messages, without a password."""
         ...
 
-    @property
-    def repaired(self) -> str | None:
-        """What opening had to repair after a crash, in words."""
-        ...
-
-    def status(self) -> LogStatus: ...
+    def status(self) -> StoreStatus: ...
 
     def append(self, additions: Sequence[Addition], *, capacity: int | None) -> list[int | DreamGymError]:
         """Make the additions durable in one transaction and evict down to `capacity`.
@@ -155,7 +183,7 @@ class TransitionStore(Protocol):
     def size_bytes(self) -> int: ...
 
     def rekey_start(self, embedder: str, dimension: int) -> None:
-        """Prepare for the keys of another embedder, or go on where an interrupted change stopped."""
+        """Prepare for the keys of another embedder, or resume an interrupted change."""
         ...
 
     def rekey_next(self, limit: int) -> list[tuple[int, str, str]]:
@@ -169,7 +197,7 @@ class TransitionStore(Protocol):
         ...
 
     def compact(self) -> None:
-        """Give the space of evicted rows back."""
+        """Free the space of evicted rows."""
         ...
 
     def close(self) -> None: ...
