@@ -43,7 +43,7 @@ unit: setup
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
 
 bench: setup
-	$(BIN)/python benchmarks/engines.py --quick
+	$(BIN)/python benchmarks/episode_processes.py --quick
 	$(BIN)/python benchmarks/replay.py --quick
 	$(BIN)/python benchmarks/generation.py --quick
 	$(BIN)/python benchmarks/finetuning.py --quick

@@ -13,6 +13,8 @@ A message states what was expected, what came and what to do. Any other exceptio
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dreamgym.types import FailureKind
 
 
@@ -26,6 +28,14 @@ class ConfigError(DreamGymError):
     """A setting is unknown, malformed or impossible; raised before work starts."""
 
     exit_code = 2
+
+
+class UnknownSplitError(ConfigError):
+    """An environment has no split of this name."""
+
+    def __init__(self, split: str, splits: Iterable[str], environment: str) -> None:
+        known = ", ".join(splits) or "none"
+        super().__init__(f"unknown split {split!r} of environment {environment!r}; it has: {known}")
 
 
 class DataError(DreamGymError):

@@ -7,7 +7,8 @@ from itertools import islice
 
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator, current_sheet
+from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
+from tests.envs.current_sheet import current_sheet
 
 _LISTING = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see (.+?)\.")
 

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from dreamgym.envs.alfworld import AlfworldEnvironment, AlfworldFactory, AlfworldOptions
-from dreamgym.envs.process_pool import Engines
-from dreamgym.errors import DreamGymError, EpisodeFailedError, EpisodeOverError
+from dreamgym.envs.alfworld import AlfworldEnvironment, AlfworldFactory, AlfworldOptions, task_source
+from dreamgym.envs.process_pool import ProcessPool
+from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError, EpisodeOverError
 from dreamgym.types import FailureKind
 from tests.envs.official_layout import write_official_game
 
@@ -96,14 +96,14 @@ async def started(factory: AlfworldFactory, count: int) -> list[AlfworldEnvironm
     return environments
 
 
-def engine_pid(environment: AlfworldEnvironment) -> int:
-    assert environment._engine is not None
-    return environment._engine.pid
+def process_pid(environment: AlfworldEnvironment) -> int:
+    assert environment._process is not None
+    return environment._process.pid
 
 
-async def test_a_killed_engine_costs_its_own_episode_and_no_other(factory: AlfworldFactory) -> None:
+async def test_a_killed_process_costs_its_own_episode_and_no_other(factory: AlfworldFactory) -> None:
     victim, *others = await started(factory, 4)
-    os.kill(engine_pid(victim), signal.SIGKILL)
+    os.kill(process_pid(victim), signal.SIGKILL)
     with pytest.raises(EpisodeFailedError, match=r"exit status -9") as caught:
         await victim.step("look")
     assert caught.value.kind is FailureKind.CRASHED
@@ -112,10 +112,10 @@ async def test_a_killed_engine_costs_its_own_episode_and_no_other(factory: Alfwo
         await other.aclose()
 
 
-async def test_a_hung_engine_times_out_alone(tmp_path: Path) -> None:
+async def test_a_hung_process_times_out_alone(tmp_path: Path) -> None:
     factory = AlfworldFactory(AlfworldOptions(step_timeout=6))
     victim, other = await started(factory, 2)
-    os.kill(engine_pid(victim), signal.SIGSTOP)
+    os.kill(process_pid(victim), signal.SIGSTOP)
     with pytest.raises(EpisodeFailedError) as caught:
         await victim.step("look")
     assert caught.value.kind is FailureKind.TIMEOUT
@@ -123,23 +123,63 @@ async def test_a_hung_engine_times_out_alone(tmp_path: Path) -> None:
     await factory.aclose()
 
 
-async def test_when_the_host_dies_its_episodes_fail_and_the_next_one_starts_a_new_host(
+async def test_when_the_fork_server_dies_the_next_episode_starts_a_new_one(
     factory: AlfworldFactory,
 ) -> None:
     (victim,) = await started(factory, 1)
-    host = factory._engines._host
-    assert host is not None
-    os.kill(host._process.pid, signal.SIGKILL)
-    host._process.wait()
+    server = factory._pool._server
+    assert server is not None
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._process.wait()
     await victim.aclose()
     (survivor,) = await started(factory, 1)
     assert (await survivor.step("look")).next_state.text
     await survivor.aclose()
 
 
+@pytest.mark.parametrize("attack", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("victim", ["child", "fork server"])
+async def test_a_process_that_is_lost_while_games_are_solved_costs_a_retry(
+    attack: signal.Signals, victim: str, tmp_path: Path
+) -> None:
+    factory = AlfworldFactory(AlfworldOptions(step_timeout=6, cache=tmp_path))
+    factory._pool._control_timeout = 3
+    await (await factory._pool.open()).aclose()
+    server = factory._pool._server
+    assert server is not None
+
+    async def strike() -> None:
+        parent = psutil.Process(server._process.pid)
+        while not parent.children():  # noqa: ASYNC110 - a process table has no event
+            await asyncio.sleep(0.005)
+        os.kill(parent.children()[0].pid if victim == "child" else parent.pid, attack)
+
+    striking = asyncio.create_task(strike())
+    try:
+        async with asyncio.timeout(90):
+            tasks = await factory.tasks("train", 3)
+        assert striking.done()
+        assert len({task.id for task in tasks}) == 3
+    finally:
+        striking.cancel()
+        await factory.aclose()
+
+
+async def test_a_horizon_that_no_game_fits_is_refused_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_source, "_MAX_ATTEMPTS", 3)
+    factory = AlfworldFactory(AlfworldOptions(horizon=1, cache=tmp_path))
+    try:
+        with pytest.raises(ConfigError, match=r"environment.options.horizon=1 is too short"):
+            await factory.tasks("train", 2)
+    finally:
+        await factory.aclose()
+
+
 async def test_sixty_four_episodes_are_in_flight_at_once(factory: AlfworldFactory) -> None:
     environments = await started(factory, 64)
-    assert len({engine_pid(environment) for environment in environments}) == 64
+    assert len({process_pid(environment) for environment in environments}) == 64
     outcomes = await asyncio.gather(*(environment.step("inventory") for environment in environments))
     assert {outcome.next_state.text for outcome in outcomes} == {"You are not carrying anything."}
     await asyncio.gather(*(environment.aclose() for environment in environments))
@@ -147,7 +187,7 @@ async def test_sixty_four_episodes_are_in_flight_at_once(factory: AlfworldFactor
 
 async def test_ending_an_episode_ends_its_process(factory: AlfworldFactory) -> None:
     (environment,) = await started(factory, 1)
-    pid = engine_pid(environment)
+    pid = process_pid(environment)
     await environment.aclose()
     await environment.aclose()
     with pytest.raises(ProcessLookupError):
@@ -156,26 +196,26 @@ async def test_ending_an_episode_ends_its_process(factory: AlfworldFactory) -> N
         await environment.step("look")
 
 
-async def test_an_engine_that_cannot_be_loaded_says_why() -> None:
-    engines = Engines("dreamgym.nowhere:Engine", {}, limit=1)
+async def test_a_simulator_that_cannot_be_loaded_says_why() -> None:
+    pool = ProcessPool("dreamgym.nowhere:Engine", {}, limit=1)
     with pytest.raises(DreamGymError, match=r"No module named 'dreamgym.nowhere'"):
-        await engines.open()
+        await pool.open()
 
 
-async def test_engines_given_up_while_they_start_are_ended_and_take_no_answer_of_others() -> None:
-    engines = Engines("types:SimpleNamespace", {}, limit=4)
-    await (await engines.open()).aclose()
+async def test_cancelled_starts_are_ended_and_take_no_reply_of_others() -> None:
+    pool = ProcessPool("types:SimpleNamespace", {}, limit=4)
+    await (await pool.open()).aclose()
     for turns in range(12):  # of the event loop, until it is cancelled: before, in and after the fork
-        opening = asyncio.create_task(engines.open())
+        opening = asyncio.create_task(pool.open())
         for _ in range(turns):
             await asyncio.sleep(0)
         opening.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await (await opening).aclose()
-    one = await engines.open()
+    one = await pool.open()
     psutil.Process(one.pid).kill()
-    with pytest.raises(EpisodeFailedError, match=r"the engine died at 'anything' \(exit status -9\)"):
+    with pytest.raises(EpisodeFailedError, match=r"process died at 'anything' \(exit status -9\)"):
         await one.ask({"do": "anything"}, timeout=10)
     (host,) = [each for each in psutil.Process().children() if "types:SimpleNamespace" in each.cmdline()]
     assert host.children() == []
-    engines.close()
+    pool.close()

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.envs.alfworld.annotator import HouseholdAnnotator, current_sheet
+from dreamgym.envs.alfworld.annotator import HouseholdAnnotator
 from dreamgym.envs.alfworld.generate import FAMILIES
 from dreamgym.envs.alfworld.goals import can_succeed, goal_met
 from dreamgym.envs.alfworld.rooms import affordances
 from dreamgym.types import Fact, JsonValue, Task, WorldSheet
+from tests.envs.current_sheet import current_sheet
 
 
 async def test_success_on_the_sheet_is_success_in_the_engine() -> None:

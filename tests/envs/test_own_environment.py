@@ -186,7 +186,7 @@ async def test_tasks_can_be_listed_by_the_class_or_by_the_caller() -> None:
     assert len(await make(AsyncSafe).tasks("held_out")) == 2
     factory = as_environment(Safe, tasks=["Open it.", "Open it now."]).open(registry.AnyOptions())
     assert {task.instruction for task in await factory.tasks("train")} == {"Open it.", "Open it now."}
-    with pytest.raises(ConfigError, match="no split 'valid'"):
+    with pytest.raises(ConfigError, match="unknown split 'valid' of environment 'safe'; it has: train"):
         await factory.tasks("valid")
 
 

@@ -13,7 +13,7 @@ from dreamgym.config import load_config, validate
 from dreamgym.envs.registry import find_environment
 from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.envs.textworld import TextWorldFactory, TextWorldOptions
-from dreamgym.envs.textworld.annotator import TextWorldAnnotator, checks, current_sheet, explain
+from dreamgym.envs.textworld.annotator import TextWorldAnnotator, checks, explain
 from dreamgym.envs.textworld.facts import House, facts_for, parsed
 from dreamgym.envs.textworld.goals import can_succeed, goal_met, lost
 from dreamgym.envs.textworld.logic_engine import REFUSALS, Playthrough
@@ -30,6 +30,7 @@ from dreamgym.experience.reply_format import prompt, start_prompt
 from dreamgym.rollouts import run_episode
 from dreamgym.training.experience_loading import prompt_settings
 from dreamgym.types import Fact, Outcome, State, Trajectory, Transition, WorldSheet
+from tests.envs.current_sheet import current_sheet
 
 COOKING = CookingGame(split="train", seed=3)
 

@@ -41,7 +41,7 @@ def recorded() -> list[Trajectory]:
 
 @pytest.fixture
 async def household() -> AsyncIterator[EnvironmentFactory]:
-    factory = open_environment("alfworld", {"engines": 2})
+    factory = open_environment("alfworld", {"processes": 2})
     yield factory
     await factory.aclose()
 

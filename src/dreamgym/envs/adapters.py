@@ -28,7 +28,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dreamgym.config import nearest_name
-from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError, EpisodeOverError
+from dreamgym.errors import (
+    ConfigError,
+    DreamGymError,
+    EpisodeFailedError,
+    EpisodeOverError,
+    UnknownSplitError,
+)
 from dreamgym.protocols import Environment
 from dreamgym.seeding import derive_seed
 from dreamgym.types import FailureKind, Outcome, State, Task, WorldSheet
@@ -90,9 +96,7 @@ class ObjectFactory:
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
         if split not in self._tasks:
-            raise ConfigError(
-                f"environment {self.name!r} has no split {split!r}{nearest_name(split, self.splits)}"
-            )
+            raise UnknownSplitError(split, self.splits, self.name)
         found = list(self._tasks[split])
         if count is not None and count > len(found):
             raise ConfigError(f"split {split!r} has {len(found)} tasks, {count} were requested")

@@ -1,7 +1,8 @@
-"""Heavy engines, each episode in a process of its own, many at once.
+"""A pool of episode processes: each episode of a heavy simulator runs in a forked process of its own.
 
-`Engines` starts one host process (`engine_host`), which loads the engine once and forks a child per episode.
-A child that crashes or hangs becomes an `EpisodeFailedError` of that episode alone.
+`ProcessPool` starts a fork server (`process_worker`), which imports the simulator once and forks a child for
+each episode. A child that crashes or hangs is an `EpisodeFailedError` of that episode. A fork server that
+crashes or hangs is replaced.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,66 +22,77 @@ from dreamgym.envs.process_worker import NUMBER, READY
 from dreamgym.errors import DreamGymError, EpisodeFailedError
 from dreamgym.types import FailureKind, JsonValue
 
-_LARGEST_REPLY = 64 * 2**20
+_MAX_REPLY_BYTES = 64 * 2**20
+_CONTROL_TIMEOUT = 30.0
+"""Seconds for the fork server to fork or end a process, which takes milliseconds."""
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Engines:
-    """At most `limit` episodes at once; a further one waits for a place.
+class ProcessPool:
+    """At most `limit` episode processes at once; further ones wait.
 
-    Belongs to the event loop it is first used in; in another one it starts afresh.
+    A pool belongs to the event loop of its first use and restarts when used in another one.
     """
 
     def __init__(
-        self, target: str, arguments: Mapping[str, JsonValue], *, limit: int, start_timeout: float = 300.0
+        self,
+        target: str,
+        arguments: Mapping[str, JsonValue],
+        *,
+        limit: int,
+        start_timeout: float = 300.0,
+        control_timeout: float = _CONTROL_TIMEOUT,
     ) -> None:
-        """`target` is the engine's ``module:Class``, constructed in the host with `arguments`."""
+        """`target`: the ``module:Class`` of a `RequestHandler`, made by the fork server with `arguments`."""
         self._target = target
         self._arguments = json.dumps(dict(arguments))
         self._limit = limit
         self._start_timeout = start_timeout
+        self._control_timeout = control_timeout
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._host: _Host | None = None
+        self._server: _ForkServer | None = None
 
     async def open(self) -> EpisodeProcess:
-        """A fresh engine; the caller closes it."""
+        """A new process; the caller closes it."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self.close()
             self._loop, self._places, self._starting = loop, asyncio.Semaphore(self._limit), asyncio.Lock()
-            # Engines only compute: more of them at work than there are cores would just take turns, and a
-            # time-out would measure the queue. The one extra covers for messages on their way.
+            # Episodes only compute. With more of them running than cores, a timeout would measure the queue;
+            # one extra covers the latency of messages.
             self._work = asyncio.Semaphore((os.cpu_count() or 1) + 1)
         places = self._places
         await places.acquire()
         try:
             async with self._starting:
-                if self._host is None or not self._host.alive:
-                    self._host = await _Host.start(self._target, self._arguments, self._start_timeout)
-                return await self._host.fork(places, self._work)
+                if self._server is None or not self._server.alive:
+                    self._server = await _ForkServer.start(
+                        self._target, self._arguments, self._start_timeout, self._control_timeout
+                    )
+                return await self._server.fork(places, self._work)
         except BaseException:
             places.release()
             raise
 
     def close(self) -> None:
-        """End the host and every engine. Episodes still open fail."""
-        if self._host is not None:
-            self._host.close()
-            self._host = None
+        """End the fork server and every process. Open episodes fail."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 class EpisodeProcess:
-    """The near end of one engine."""
+    """The client side of one episode process."""
 
     def __init__(
         self,
-        host: _Host,
+        server: _ForkServer,
         pid: int,
         streams: _Streams,
         places: asyncio.Semaphore,
         work: asyncio.Semaphore,
     ) -> None:
-        self._host = host
+        self._server = server
         self.pid = pid
         self._reader, self._writer = streams
         self._places: asyncio.Semaphore | None = places
@@ -89,8 +102,8 @@ class EpisodeProcess:
         """Send one request and wait for its reply.
 
         Raises:
-            EpisodeFailedError: the engine raised or died (`crashed`), or did not answer in time (`timeout`).
-                The engine is gone then.
+            EpisodeFailedError: the process raised an exception or died (`crashed`), or did not reply in time
+                (`timeout`). The process is closed then.
         """
         data = json.dumps(request).encode()
         try:
@@ -98,43 +111,47 @@ class EpisodeProcess:
                 self._writer.write(NUMBER.pack(len(data)) + data)
                 await self._writer.drain()
                 (size,) = NUMBER.unpack(await self._reader.readexactly(NUMBER.size))
-                if not 0 < size <= _LARGEST_REPLY:
-                    raise ConnectionError(f"a reply of {size} bytes was announced")
+                if not 0 < size <= _MAX_REPLY_BYTES:
+                    raise ConnectionError(f"expected a reply of at most {_MAX_REPLY_BYTES} bytes, got {size}")
                 reply = json.loads(await self._reader.readexactly(size))
         except TimeoutError:
             await self.aclose()
             raise EpisodeFailedError(
-                FailureKind.TIMEOUT, f"the engine did not answer {request.get('do')!r} within {timeout:g} s"
+                FailureKind.TIMEOUT,
+                f"the episode process did not answer {request.get('do')!r} within {timeout:g} s",
             ) from None
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             status = await self.aclose()
             raise EpisodeFailedError(
                 FailureKind.CRASHED,
-                f"the engine died at {request.get('do')!r} (exit status {status}): {error}",
+                f"the episode process died at {request.get('do')!r} (exit status {status}): {error}",
             ) from None
         if "error" in reply:
             await self.aclose()
             raise EpisodeFailedError(
-                FailureKind.CRASHED, f"the engine raised:\n{reply['error']['traceback']}"
+                FailureKind.CRASHED, f"the episode process raised:\n{reply['error']['traceback']}"
             )
         return dict(reply["reply"])
 
     async def aclose(self) -> int | None:
-        """End the engine and give its place back; returns its exit status the first time."""
+        """End the process and free its slot; returns its exit status the first time."""
         if self._places is None:
             return None
         places, self._places = self._places, None
         self._writer.close()
         try:
-            return await asyncio.shield(self._host.end(self.pid))
+            return await asyncio.shield(self._server.end(self.pid))
         finally:
             places.release()
 
 
-class _Host:
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+class _ForkServer:
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, control_timeout: float
+    ) -> None:
         self._process = process
         self._control = control
+        self._control_timeout = control_timeout
         self._turn = asyncio.Lock()
         self._unwanted = set[asyncio.Future[None]]()
 
@@ -143,7 +160,12 @@ class _Host:
         return self._process.poll() is None and self._control.fileno() >= 0
 
     @classmethod
-    async def start(cls, target: str, arguments: str, seconds: float) -> _Host:
+    async def start(cls, target: str, arguments: str, seconds: float, control_timeout: float) -> _ForkServer:
+        """
+        Raises:
+            DreamGymError: the simulator cannot be loaded.
+            EpisodeFailedError: the server died or did not get ready in time.
+        """
         near, far = socket.socketpair()
         near.setblocking(False)
         process = subprocess.Popen(  # noqa: ASYNC220  (returns at once)
@@ -152,29 +174,32 @@ class _Host:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONHASHSEED": "0"},
-            start_new_session=True,  # Ctrl-C is for the run, which then ends its engines itself
+            start_new_session=True,  # Ctrl-C goes to the run, which ends its processes itself
         )
         far.close()
-        host = cls(process, near)
+        server = cls(process, near, control_timeout)
         try:
             async with asyncio.timeout(seconds):
-                size = await host._number()
+                size = await server._number()
                 if size != READY:
-                    problem = (await host._receive(size)).decode(errors="replace")
-                    raise DreamGymError(f"the engine {target} could not be loaded:\n{problem}")
+                    problem = (await server._receive(size)).decode(errors="replace")
+                    raise DreamGymError(f"{target} could not be loaded:\n{problem}")
         except (TimeoutError, ConnectionError) as error:
-            host.close()
-            raise DreamGymError(
-                f"the engine {target} was not ready within {seconds:g} s: {error!r}"
+            server.close()
+            late = isinstance(error, TimeoutError)
+            raise EpisodeFailedError(
+                FailureKind.TIMEOUT if late else FailureKind.CRASHED,
+                f"the fork server of {target} "
+                + (f"was not ready within {seconds:g} s" if late else f"died while it started: {error}"),
             ) from None
         except BaseException:
-            host.close()
+            server.close()
             raise
-        return host
+        return server
 
     async def fork(self, places: asyncio.Semaphore, work: asyncio.Semaphore) -> EpisodeProcess:
-        # Answers have no names, only an order: one left unread by a caller who was cancelled would be taken
-        # for the next caller's, so the exchange goes to its end in any case.
+        # Replies carry no request id: a reply left unread by a cancelled caller would be read as that of the
+        # next request. So the exchange is completed in any case.
         forking = asyncio.ensure_future(self._fork())
         try:
             pid, streams = await asyncio.shield(forking)
@@ -188,12 +213,19 @@ class _Host:
     async def _fork(self) -> tuple[int, _Streams]:
         near, far = socket.socketpair()
         try:
-            async with self._turn:
+            async with self._turn, asyncio.timeout(self._control_timeout):
                 socket.send_fds(self._control, [b"F" + NUMBER.pack(0)], [far.fileno()])
                 pid = await self._number()
+        except TimeoutError:
+            near.close()
+            self._kill()
+            raise EpisodeFailedError(
+                FailureKind.TIMEOUT, f"the fork server did not answer within {self._control_timeout:g} s"
+            ) from None
         except OSError as error:
             near.close()
-            raise EpisodeFailedError(FailureKind.CRASHED, f"the engine host is gone: {error}") from None
+            self._control.close()  # not alive any more, even if the process is not reaped yet
+            raise EpisodeFailedError(FailureKind.CRASHED, f"the fork server died: {error}") from None
         finally:
             far.close()
         return pid, await asyncio.open_connection(sock=near)
@@ -205,10 +237,14 @@ class _Host:
             await self.end(pid)
 
     async def end(self, pid: int) -> int | None:
-        with contextlib.suppress(OSError):
-            async with self._turn:
+        try:
+            async with self._turn, asyncio.timeout(self._control_timeout):
                 await asyncio.get_running_loop().sock_sendall(self._control, b"E" + NUMBER.pack(pid))
                 return await self._number()
+        except TimeoutError:
+            self._kill()
+        except OSError:
+            pass  # the server has died
         return None
 
     async def _number(self) -> int:
@@ -219,14 +255,20 @@ class _Host:
         while len(parts) < size:
             part = await asyncio.get_running_loop().sock_recv(self._control, size - len(parts))
             if not part:
-                raise ConnectionResetError("the host has ended")
+                raise ConnectionResetError("the fork server has ended")
             parts += part
         return bytes(parts)
 
     def close(self) -> None:
-        self._control.close()  # the host ends its children and itself when it reads the end of the stream
+        self._control.close()  # at the end of the stream the server ends its children and itself
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kill a server that hangs, with its children: without it, none of them can be ended."""
+        self._control.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

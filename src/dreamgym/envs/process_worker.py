@@ -1,12 +1,12 @@
-"""The process that engines are forked from: it loads a heavy engine once, then forks one child per episode.
+"""The fork server: loads a heavy simulator once, then forks one child for each episode.
 
-A fork costs milliseconds where an import costs seconds, a child that crashes or hangs takes one episode with
-it, and whatever an engine leaks ends with its child. Run by `envs.engines`, never by hand:
+A fork takes milliseconds, an import seconds. A child that crashes or hangs costs one episode, and memory that
+the simulator leaks is freed with its process. Started by `envs.process_pool`:
 
     python -m dreamgym.envs.process_worker FD MODULE:CLASS JSON_ARGUMENTS
 
 The control socket carries one request at a time: ``F`` plus a file descriptor forks a child that serves it,
-``E`` plus a process id ends that child. Both are answered with one number.
+``E`` plus a process id ends that child. The reply to both is one number.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ NUMBER = struct.Struct("!i")
 READY = 0
 
 
-class Engine(Protocol):
-    """What a host can host: made once, then asked with plain data in each forked child."""
+class RequestHandler(Protocol):
+    """Made once in the fork server; answers JSON requests in each forked child."""
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]: ...
 
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # engines print to standard output as they please
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # simulators print to standard output
     module, _, name = sys.argv[2].partition(":")
     try:
-        engine: Engine = getattr(importlib.import_module(module), name)(**json.loads(sys.argv[3]))
+        handler: RequestHandler = getattr(importlib.import_module(module), name)(**json.loads(sys.argv[3]))
     except BaseException:
         problem = traceback.format_exc().encode()
         control.sendall(NUMBER.pack(len(problem)) + problem)
         return
     control.sendall(NUMBER.pack(READY))
     gc.collect()
-    gc.freeze()  # children then share the engine's pages instead of copying them at their first collection
+    gc.freeze()  # children then share pages instead of copying them in their first collection
     children: set[int] = set()
     try:
         while True:
@@ -53,7 +53,7 @@ def main() -> None:
             if not message:
                 return
             if message[:1] == b"F":
-                pid = _fork(engine, control, descriptors[0])
+                pid = _fork(handler, control, descriptors[0])
                 children.add(pid)
                 control.sendall(NUMBER.pack(pid))
             else:
@@ -65,7 +65,7 @@ def main() -> None:
             _end(pid)
 
 
-def _fork(engine: Engine, control: socket.socket, descriptor: int) -> int:
+def _fork(handler: RequestHandler, control: socket.socket, descriptor: int) -> int:
     pid = os.fork()
     if pid:
         os.close(descriptor)
@@ -73,17 +73,17 @@ def _fork(engine: Engine, control: socket.socket, descriptor: int) -> int:
     try:
         control.close()
         with socket.socket(fileno=descriptor) as channel:
-            _serve(engine, channel)
+            _serve(handler, channel)
     finally:
         os._exit(0)
 
 
-def _serve(engine: Engine, channel: socket.socket) -> None:
-    with contextlib.suppress(ConnectionError, EOFError):  # the other side has left: the episode is over
+def _serve(handler: RequestHandler, channel: socket.socket) -> None:
+    with contextlib.suppress(ConnectionError, EOFError):  # the client has closed the socket
         while True:
             request = json.loads(_receive(channel, NUMBER.unpack(_receive(channel, NUMBER.size))[0]))
             try:
-                reply = {"reply": engine.handle(request)}
+                reply = {"reply": handler.handle(request)}
             except Exception:
                 reply = {"error": {"traceback": traceback.format_exc()}}
             data = json.dumps(reply).encode()
@@ -101,7 +101,7 @@ def _receive(channel: socket.socket, size: int) -> bytes:
 
 
 def _end(pid: int) -> int:
-    """Kill a child if it still lives and return how it ended (negative: the signal), as `subprocess` does."""
+    """Kill a child if it is alive; returns its exit code as `subprocess` does (negative: the signal)."""
     ended, status = os.waitpid(pid, os.WNOHANG)
     if not ended:
         os.kill(pid, signal.SIGKILL)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias
 
-from dreamgym.config import nearest_name
-from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError
+from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError, UnknownSplitError
 from dreamgym.protocols import ExperienceModel
 from dreamgym.types import (
     Change,
@@ -187,7 +186,7 @@ class SyntheticFactory:
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
         found = [task for task in self._tasks if task.split == split]
         if not found:
-            raise ConfigError(f"unknown split {split!r}{nearest_name(split, self.splits)}")
+            raise UnknownSplitError(split, self.splits, self.name)
         if count is not None and count > len(found):
             raise ConfigError(f"split {split!r} has {len(found)} tasks, {count} were requested")
         Random(seed).shuffle(found)

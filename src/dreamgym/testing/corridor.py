@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from dreamgym.config import nearest_name
-from dreamgym.errors import ConfigError, EpisodeOverError
+from dreamgym.errors import ConfigError, EpisodeOverError, UnknownSplitError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
@@ -107,7 +107,7 @@ class CorridorFactory:
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
         if split not in self.splits:
-            raise ConfigError(f"unknown split {split!r}{nearest_name(split, self.splits)}")
+            raise UnknownSplitError(split, self.splits, self.name)
         doors = range(1, self._length + 1)
         # Every third pair is held out for testing.
         pairs = [(a, b) for a in doors for b in doors if a != b and ((a + b) % 3 == 0) == (split == "test")]

@@ -30,7 +30,7 @@ _ANY_TIME = {
     *("data", "splits", "horizon", "refusals"),
 }
 """What may change when a run is resumed."""
-_MACHINE_OPTIONS = frozenset({"data", "cache", "engines", "step_timeout"})
+_MACHINE_OPTIONS = frozenset({"data", "cache", "processes", "step_timeout"})
 """Options of environments that may differ between machines."""
 
 

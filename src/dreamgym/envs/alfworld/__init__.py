@@ -1,7 +1,7 @@
-"""ALFWorld, the paper's household benchmark, through its own engine.
+"""ALFWorld, the paper's household benchmark, with its original simulator.
 
-`SPEC` is what the registry finds. The default plays games made on the spot from what the `alfworld` wheel
-ships; `data` (or ``ALFWORLD_DATA``) points to official games instead. See `games`, `engine` and `experts`.
+The registry finds `SPEC`. By default games are generated from the data in the `alfworld` wheel; `data` (or
+``ALFWORLD_DATA``) selects official games. See `task_source`, `episode_process` and `experts`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dreamgym.envs.alfworld.instructions import (
     task_from_instruction,
 )
 from dreamgym.envs.alfworld.rationales import think
-from dreamgym.envs.process_pool import Engines, EpisodeProcess
+from dreamgym.envs.process_pool import EpisodeProcess, ProcessPool
 from dreamgym.envs.registry import EnvironmentSpec
-from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
+from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
@@ -39,9 +39,13 @@ class AlfworldOptions(Section):
     wording: Literal["as_is", "current"] = Field(
         "as_is", description="official games: their own grammar, or the one the wheel ships"
     )
-    engines: int = Field(64, ge=1, description="episodes at once, each in a process of its own")
-    step_timeout: float = Field(120.0, gt=0, description="seconds after which an engine counts as hung")
-    cache: Path | None = Field(None, description="folder for games and translations; default: DREAMGYM_CACHE")
+    processes: int = Field(64, ge=1, description="episodes at once, each in a process of its own")
+    step_timeout: float = Field(120.0, gt=0, description="seconds after which a process counts as hung")
+    cache: Path | None = Field(None, description="folder for generated files; default: DREAMGYM_CACHE")
+
+
+_ATTEMPTS = 3
+"""To solve a game when processes die or hang."""
 
 
 class AlfworldFactory:
@@ -65,14 +69,14 @@ class AlfworldFactory:
             if data
             else GeneratedGames(cache / "alfworld" / "games-1", options.horizon)
         )
-        self._engines = Engines(
-            "dreamgym.envs.alfworld.episode_process:Engine",
+        self._pool = ProcessPool(
+            "dreamgym.envs.alfworld.episode_process:EpisodeHandler",
             {
                 "cache": str(cache / "alfworld"),
                 "warm_games": [str(path) for path in self._source.warm_games()],
                 "wording": options.wording,
             },
-            limit=options.engines,
+            limit=options.processes,
         )
 
     @property
@@ -80,50 +84,58 @@ class AlfworldFactory:
         return self._source.splits
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
-        tasks = await self._source.tasks(split, count, seed, self._prove)
+        tasks = await self._source.tasks(split, count, seed, self._solve)
         if count is not None and len(tasks) < count:
-            raise ConfigError(f"asked for {count} tasks of split {split!r}, there are {len(tasks)}")
+            raise ConfigError(f"split {split!r} has {len(tasks)} tasks, {count} were requested")
         return tasks
 
     def make(self, task: Task, *, seed: int = 0) -> AlfworldEnvironment:
-        """`seed` changes nothing here: a game is deterministic, and so are its experts."""
-        return AlfworldEnvironment(task, self._source.game_file(task), self._engines, options=self._options)
+        """`seed` has no effect: games and their experts are deterministic."""
+        return AlfworldEnvironment(task, self._source.game_file(task), self._pool, options=self._options)
 
     async def aclose(self) -> None:
-        self._engines.close()
+        self._pool.close()
 
-    async def _prove(self, game: Path, goal: dict[str, Any]) -> list[str] | None:
-        engine = await self._engines.open()
+    async def _solve(self, game: Path, goal: dict[str, Any]) -> list[str] | None:
+        """The expert's actions; a process that dies or hangs is replaced."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._solve_once(game, goal)
+            except EpisodeFailedError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError
+
+    async def _solve_once(self, game: Path, goal: dict[str, Any]) -> list[str] | None:
+        process = await self._pool.open()
         try:
             seconds = self._options.step_timeout
-            await engine.ask({"do": "start", "game": str(game), "goal": goal}, timeout=seconds)
-            reply = await engine.ask({"do": "solve", "limit": self._options.horizon}, timeout=seconds)
+            await process.ask({"do": "start", "game": str(game), "goal": goal}, timeout=seconds)
+            reply = await process.ask({"do": "solve", "limit": self._options.horizon}, timeout=seconds)
             return reply["actions"] if reply["won"] else None
         finally:
-            await engine.aclose()
+            await process.aclose()
 
 
 class AlfworldEnvironment:
-    """One ALFWorld episode, played by an engine process of its own."""
+    """One ALFWorld episode in a process of its own."""
 
     experts = ("handcoded", "planner")
 
-    def __init__(self, task: Task, game: Path, engines: Engines, *, options: AlfworldOptions) -> None:
+    def __init__(self, task: Task, game: Path, pool: ProcessPool, *, options: AlfworldOptions) -> None:
         self.task = task
         self._game = game
-        self._engines = engines
+        self._pool = pool
         self._options = options
-        self._engine: EpisodeProcess | None = None
+        self._process: EpisodeProcess | None = None
         self._steps = 0
         self._over: str | None = "has not started"
 
     async def start(self) -> State:
-        if self._engine is not None or self._over != "has not started":
-            raise EpisodeOverError(
-                "an environment is one episode: make a new one instead of starting it again"
-            )
+        if self._process is not None or self._over != "has not started":
+            raise EpisodeOverError("an environment is one episode: make a new one to start again")
         self._over = "is starting"
-        self._engine = await self._engines.open()
+        self._process = await self._pool.open()
         reply = await self._ask(
             {"do": "start", "game": str(self._game), "goal": self.task.parameters["goal"]}
         )
@@ -152,26 +164,23 @@ class AlfworldEnvironment:
         if name not in self.experts:
             raise ConfigError(f"unknown expert {name!r}{nearest_name(name, self.experts)}")
         reply = await self._ask({"do": "expert", "name": name})
-        # The planner has nothing to say where the goal is out of reach; looking around does no harm.
+        # The planner has no action where the goal is out of reach.
         return str(reply["action"] or "look")
 
     async def aclose(self) -> None:
         self._over = self._over or "is closed"
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.aclose()
+        process, self._process = self._process, None
+        if process is not None:
+            await process.aclose()
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._engine is None:
-            raise EpisodeOverError("this episode has no engine: ask between start and aclose")
-        return await self._engine.ask(request, timeout=self._options.step_timeout)
+        if self._process is None:
+            raise EpisodeOverError("this episode has no process: call this between start and aclose")
+        return await self._process.ask(request, timeout=self._options.step_timeout)
 
 
 def cache_folder() -> Path:
-    """Where things live that can always be made again.
-
-    ``DREAMGYM_CACHE``, else the platform's cache folder.
-    """
+    """``DREAMGYM_CACHE``, else the platform's cache folder. Everything in it can be generated again."""
     given = os.environ.get("DREAMGYM_CACHE")
     if given:
         return Path(given)

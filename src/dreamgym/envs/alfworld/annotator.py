@@ -1,7 +1,7 @@
-"""Explains ALFWorld transitions from the environment's own facts, so that no annotator model is needed.
+"""Annotates ALFWorld transitions by rules from the environment's facts, without a language model.
 
-Knows the rules of the household domain: what each action requires, what it changes, and when a task is done.
-The notes it writes are what the experience model learns to think before it answers.
+The rules state what each action requires, what it changes, and when a task is done. An experience model is
+fine-tuned to write these notes as its reasoning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dreamgym.envs.alfworld.goals import PROPERTY
-from dreamgym.types import Annotation, Change, Fact, Note, Task, Trajectory, Transition, WorldSheet
+from dreamgym.types import Annotation, Change, Fact, Note, Task, Trajectory, Transition
 
 AGENT = "agent1"
 REFUSAL = "Nothing happens."
@@ -39,12 +39,12 @@ _MADE_WITH = {
     "cool": ("fridge", "coolable"),
     "clean": ("sinkbasin", "cleanable"),
 }
-"""The kind of place that does it, and the mark of a thing that it can be done to."""
+"""The kind of receptacle needed, and the fact that marks a suitable object."""
 
 
 @dataclass(frozen=True, slots=True)
-class _World:
-    """Quick questions to a set of facts."""
+class _FactSet:
+    """Lookups in a set of facts."""
 
     facts: frozenset[Fact]
 
@@ -65,7 +65,7 @@ class _World:
 
 
 class HouseholdAnnotator:
-    """The programmatic annotator of ALFWorld."""
+    """Annotates by rules."""
 
     name = "alfworld-rules"
 
@@ -76,7 +76,7 @@ class HouseholdAnnotator:
         notes = []
         goal = _goal(trajectory.task)
         for transition in trajectory.transitions:
-            note = explain(_World(frozenset(facts)), transition, goal)
+            note = explain(_FactSet(frozenset(facts)), transition, goal)
             facts.difference_update(note.change.ended)
             facts.update(note.change.begun)
             notes.append(note)
@@ -88,30 +88,22 @@ class HouseholdAnnotator:
         )
 
 
-def explain(world: _World, transition: Transition, goal: Mapping[str, str]) -> Note:
+def explain(known: _FactSet, transition: Transition, goal: Mapping[str, str]) -> Note:
     kind, words = _parse(transition.action)
     checked: list[str] = []
-    for check, met in _checks(world, kind, words):
+    for check, met in _checks(known, kind, words):
         checked.append(check)
         if not met:
             break
     reasoning = " ".join(checked)
     if transition.outcome.next_state.text == REFUSAL:
         return Note(reasoning=f"{reasoning} not possible.".lstrip())
-    reasoning += _goal_check(world, kind, words, goal)
+    reasoning += _goal_check(known, kind, words, goal)
     if transition.outcome.success:
         reasoning += " the task is done."
     elif kind in _MAY_FINISH:
         reasoning += " the task is not done yet."
-    return Note(reasoning=reasoning, change=_change(world, kind, words))
-
-
-def current_sheet(sheet: WorldSheet, notes: tuple[Note, ...]) -> WorldSheet:
-    """A sheet after the changes of these notes."""
-    facts = list(sheet.facts)
-    for note in notes:
-        facts = [fact for fact in facts if fact not in note.change.ended] + list(note.change.begun)
-    return WorldSheet(facts=tuple(facts))
+    return Note(reasoning=reasoning, change=_change(known, kind, words))
 
 
 def _parse(action: str) -> tuple[str, Mapping[str, str]]:
@@ -122,14 +114,14 @@ def _parse(action: str) -> tuple[str, Mapping[str, str]]:
     return "unknown", {}
 
 
-def _change(world: _World, kind: str, words: Mapping[str, str]) -> Change:
+def _change(known: _FactSet, kind: str, words: Mapping[str, str]) -> Change:
     thing, place = words.get("o", ""), words.get("r", "")
     if kind == "go":
-        target = world.place_of(place) or world.location()
-        if target == world.location():
+        target = known.place_of(place) or known.location()
+        if target == known.location():
             return Change()
         return Change(
-            ended=(("atlocation", AGENT, world.location()),), begun=(("atlocation", AGENT, target),)
+            ended=(("atlocation", AGENT, known.location()),), begun=(("atlocation", AGENT, target),)
         )
     if kind == "open":
         return Change(begun=(("opened", place),))
@@ -141,95 +133,95 @@ def _change(world: _World, kind: str, words: Mapping[str, str]) -> Change:
         return Change(ended=(("holds", AGENT, thing),), begun=(("inreceptacle", thing, place),))
     if kind in _MADE:
         made, undone = _MADE[kind]
-        ended = ((undone, thing),) if undone and world.has(undone, thing) else ()
-        return Change(ended=ended, begun=((made, thing),) if not world.has(made, thing) else ())
+        ended = ((undone, thing),) if undone and known.has(undone, thing) else ()
+        return Change(ended=ended, begun=((made, thing),) if not known.has(made, thing) else ())
     if kind == "slice":
         return Change(begun=(("issliced", thing),))
     if kind == "use":
-        return Change(begun=(("istoggled", thing),) if not world.has("istoggled", thing) else ())
+        return Change(begun=(("istoggled", thing),) if not known.has("istoggled", thing) else ())
     return Change()
 
 
-def _checks(world: _World, kind: str, words: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """What an action requires beside what there is, in order, each with whether it is met.
+def _checks(known: _FactSet, kind: str, words: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """The conditions of an action in order, as text with the actual value, each with whether it is met.
 
-    Both sides are written down before the verdict: a small model copies well and compares what stands close
-    together, and without this it forgives an action whose preparation was left out.
+    Both values are written before the verdict: small models copy well and compare adjacent values. Without
+    this they accept an action whose preparation is missing.
     """
     thing, place = words.get("o", ""), words.get("r", "")
     if kind == "go":
-        there, here = world.place_of(place), world.location()
+        there, here = known.place_of(place), known.location()
         away = there not in (None, here)
         yield f"{place} at {there or 'no place'}, agent at {here}, elsewhere: {_yes(away)}.", away
-        yield f"{place} is {'closed' if world.closed(place) else 'in view'}.", True
+        yield f"{place} is {'closed' if known.closed(place) else 'in view'}.", True
     elif kind == "examine":
-        yield from _within_reach(world, words["x"])
+        yield from _within_reach(known, words["x"])
     elif kind == "use":
-        stands = next((f[2] for f in world.facts if f[:2] == ("inreceptacle", thing)), "no place")
-        beside = world.place_of(stands) == world.location()
-        # Not `_here`: where a thing stands that the action does not name is not told.
+        stands = next((f[2] for f in known.facts if f[:2] == ("inreceptacle", thing)), "no place")
+        beside = known.place_of(stands) == known.location()
+        # Not `_here`: the prompt has no location for a receptacle that the action does not name.
         yield f"{thing} in {stands}, beside agent: {_yes(beside)}.", beside
-        switched = world.has("toggleable", thing)
+        switched = known.has("toggleable", thing)
         yield f"{thing} {'can' if switched else 'cannot'} be switched.", switched
     elif kind == "inventory":
-        yield f"in hand: {world.held() or 'nothing'}.", True
+        yield f"in hand: {known.held() or 'nothing'}.", True
     elif place:
-        yield _here(world, place)
+        yield _here(known, place)
         if kind in ("open", "close"):
-            found = _door(world, place)
+            found = _door(known, place)
             yield f"{place} is {found}.", found == ("closed" if kind == "open" else "open")
         else:
-            yield from _handling(world, kind, thing, place)
+            yield from _handling(known, kind, thing, place)
     elif kind == "slice":
-        yield from _within_reach(world, words["k"])
+        yield from _within_reach(known, words["k"])
     elif kind in ("look", "help"):
         yield "nothing changes.", True
 
 
-def _handling(world: _World, kind: str, thing: str, place: str) -> Iterator[tuple[str, bool]]:
-    held = world.held()
+def _handling(known: _FactSet, kind: str, thing: str, place: str) -> Iterator[tuple[str, bool]]:
+    held = known.held()
     wanted = None if kind == "take" else thing
     yield (
         f"hand holds {held or 'nothing'}, needs {wanted or 'nothing'}: {_yes(held == wanted)}.",
         held == wanted,
     )
-    if kind in ("take", "move") and world.has("openable", place):
-        yield f"{place} is {_door(world, place)}.", not world.closed(place)
+    if kind in ("take", "move") and known.has("openable", place):
+        yield f"{place} is {_door(known, place)}.", not known.closed(place)
     if kind in _MADE_WITH:
-        able = world.has(_MADE_WITH[kind][1], thing) and _kind(place) == _MADE_WITH[kind][0]
+        able = known.has(_MADE_WITH[kind][1], thing) and _kind(place) == _MADE_WITH[kind][0]
         yield f"{place} can {kind} {_kind(thing)}: {_yes(able)}.", able
     if kind == "take":
-        lies = next((f[2] for f in world.facts if f[:2] == ("inreceptacle", thing)), "no place")
+        lies = next((f[2] for f in known.facts if f[:2] == ("inreceptacle", thing)), "no place")
         yield f"{thing} in {lies}, needs {place}: {_yes(lies == place)}.", lies == place
 
 
-def _door(world: _World, place: str) -> str:
-    if not world.has("openable", place):
+def _door(known: _FactSet, place: str) -> str:
+    if not known.has("openable", place):
         return "without a door"
-    return "closed" if world.closed(place) else "open"
+    return "closed" if known.closed(place) else "open"
 
 
-def _within_reach(world: _World, name: str) -> Iterator[tuple[str, bool]]:
-    if world.place_of(name) is not None:
-        yield _here(world, name)
+def _within_reach(known: _FactSet, name: str) -> Iterator[tuple[str, bool]]:
+    if known.place_of(name) is not None:
+        yield _here(known, name)
     else:
-        held = world.held()
+        held = known.held()
         yield f"hand holds {held or 'nothing'}, needs {name}: {_yes(held == name)}.", held == name
 
 
-def _here(world: _World, place: str) -> tuple[str, bool]:
-    there, here = world.place_of(place), world.location()
+def _here(known: _FactSet, place: str) -> tuple[str, bool]:
+    there, here = known.place_of(place), known.location()
     return f"{place} at {there or 'no place'}, agent at {here}: {_yes(there == here)}.", there == here
 
 
-def _goal_check(world: _World, kind: str, words: Mapping[str, str], goal: Mapping[str, str]) -> str:
-    """What the task asks for beside what there is, one small question after the other."""
+def _goal_check(known: _FactSet, kind: str, words: Mapping[str, str], goal: Mapping[str, str]) -> str:
+    """The conditions of the goal with the actual values, one at a time."""
     family = goal.get("task_type", "")
     light = family == "look_at_obj_in_light"
     wanted = goal.get("object_target", "").lower()
     place = goal.get("toggle_target" if light else "parent_target", "").lower()
     if kind == "use" and light:
-        held = _kind(world.held() or "nothing ")
+        held = _kind(known.held() or "nothing ")
         return f" wanted {wanted}, in hand {held}: {_yes(held == wanted)}."
     if kind != "move":
         return ""
@@ -240,9 +232,9 @@ def _goal_check(world: _World, kind: str, words: Mapping[str, str], goal: Mappin
     ]
     made = PROPERTY.get(family)
     if made is not None:
-        checks.append(f"wanted {made.removeprefix('is')}: {_yes(world.has(made, thing))}")
+        checks.append(f"wanted {made.removeprefix('is')}: {_yes(known.has(made, thing))}")
     if family == "pick_two_obj_and_place":
-        there = [f[1] for f in world.facts if f[0] == "inreceptacle" and f[2] == here]
+        there = [f[1] for f in known.facts if f[0] == "inreceptacle" and f[2] == here]
         checks.append(f"wanted two, another there: {_yes(any(_kind(name) == wanted for name in there))}")
     return f" {'; '.join(checks)}."
 

@@ -1,7 +1,7 @@
-"""One ALFWorld episode inside an engine process: the benchmark's own engine, asked with plain messages.
+"""One ALFWorld episode inside its process: the original simulator behind JSON requests.
 
-Everything here runs in a process of its own (see `envs.process`), forked for one episode from a parent that
-has imported the engine and played a little of it, so the memos are warm and nothing can leak.
+Runs in a child of the fork server (`envs.process_worker`), which has imported the simulator and played a few
+actions of it, so that caches are filled.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Any
 
 from dreamgym.envs.alfworld import engine_cache
 from dreamgym.envs.alfworld.experts import HandcodedExpert, Planner
-from dreamgym.envs.alfworld.pddl_cache import Translations
+from dreamgym.envs.alfworld.pddl_cache import TranslationCache
 
 _GOAL = re.compile(r"Your task is to: (.*?)\.\"")
 
-# Facts that only name a class, or that follow from others, would swell every world sheet for nothing.
+# Facts that name a class or follow from others are redundant in a world sheet.
 _LEFT_OUT = {"cancontain", "objecttype", "receptacletype", "objectatlocation"}
 
 
-class Engine:
-    """Answers `start`, `step`, `sheet` and `expert`; one instance plays one episode."""
+class EpisodeHandler:
+    """Handles `start`, `step`, `sheet`, `solve` and `expert`; a fork of it plays one episode."""
 
     def __init__(self, cache: str, warm_games: list[str], wording: str = "as_is") -> None:
-        """Runs once, in the process that the engines are forked from.
+        """Runs once, in the fork server.
 
-        `wording` is ``current`` to give every game the grammar and domain that the wheel ships.
+        `wording` is ``current`` to use the grammar and domain of the wheel for every game.
         """
         import fast_downward
         import textworld
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
-        from dreamgym.envs.alfworld.pddl_env import Game
+        from dreamgym.envs.alfworld.pddl_env import CachedPddlEnv
 
         engine_cache.install()
         self._wording = wording
-        translations = Translations(Path(cache) / "translations")
+        translations = TranslationCache(Path(cache) / "translations")
         fast_downward.pddl2sas = translations.pddl2sas
-        self._game = Game(textworld.EnvInfos(won=True, admissible_commands=True), translations)
+        self._game = CachedPddlEnv(textworld.EnvInfos(won=True, admissible_commands=True), translations)
         self._env = AlfredDemangler(self._game)
         for game in warm_games:
             self.handle({"do": "start", "game": game, "goal": None})
@@ -54,7 +54,7 @@ class Engine:
 
     def _start(self, game: str, goal: dict[str, Any] | None) -> dict[str, Any]:
         self._goal = goal
-        self._expert_at_work: HandcodedExpert | None = None
+        self._handcoded_expert: HandcodedExpert | None = None
         self._planner = Planner()
         self._unseen: list[tuple[str, list[str], list[Any], str | None]] = []
         self._last_action: str | None = None
@@ -75,7 +75,7 @@ class Engine:
         return {"text": state.feedback.strip("\n"), "admissible": self._admissible}
 
     def _sheet(self) -> dict[str, Any]:
-        """The facts at the start, by the names that the texts use, sorted."""
+        """The facts at the start, sorted, with the names that the texts use."""
         facts = {
             (fact.name, *(name.strip() for name in fact.names))
             for fact in map(self._game._get_human_readable_fact, self._initial_facts)
@@ -84,7 +84,7 @@ class Engine:
         return {"facts": sorted(facts)}
 
     def _solve(self, limit: int) -> dict[str, Any]:
-        """Play on with the hand-coded expert until it has won or `limit` actions are spent."""
+        """Play with the hand-coded expert until it succeeds or has used `limit` actions."""
         actions: list[str] = []
         won = False
         while not won and len(actions) < limit:
@@ -98,21 +98,21 @@ class Engine:
         return {"action": self._handcoded()}
 
     def _handcoded(self) -> str:
-        """The expert must have followed every step; what it has not seen yet, it sees now, in order."""
-        if self._expert_at_work is None:
+        """The expert has to observe every step, so first it receives those that it has not seen, in order."""
+        if self._handcoded_expert is None:
             assert self._goal is not None
-            self._expert_at_work = HandcodedExpert(
+            self._handcoded_expert = HandcodedExpert(
                 self._goal, Random(0)
-            )  # the dice with which the game was proven
+            )  # the seed with which the game was solved
         for feedback, admissible, facts, last_action in self._unseen:
             named = list(map(self._game._get_human_readable_fact, facts))
-            self._wish = self._expert_at_work.follow(feedback, admissible, named, last_action)
+            self._next_action = self._handcoded_expert.follow(feedback, admissible, named, last_action)
         self._unseen.clear()
-        return self._wish
+        return self._next_action
 
 
 def complete_game(data: dict[str, Any], wording: str) -> dict[str, Any]:
-    """Attach the wheel's domain and grammar where a game has none, or where today's wording is asked for."""
+    """Add the wheel's domain and grammar to a game without its own, or for `wording` ``current``."""
     if "grammar" in data and wording == "as_is":
         return data
     domain, grammar = _shipped()

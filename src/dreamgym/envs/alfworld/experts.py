@@ -1,9 +1,9 @@
-"""Who knows how to solve a household task: the benchmark's hand-coded expert, repaired, and its planner.
+"""The experts of ALFWorld: the benchmark's hand-coded expert, with a fix, and its planner.
 
-The hand-coded expert searches the room as an agent would. As shipped (alfworld 0.4.2) it cannot see that it
-has put something down, because it waits for the word ``put`` where today's grammar says ``move``; it then
-carries its first object for ever. The repair translates between the wordings, in both directions, so the
-expert plays old and new game files alike. The planner knows everything and walks straight to the goal.
+The hand-coded expert searches the room as an agent would. The version in alfworld 0.4.2 expects the word
+``put`` where the current grammar has ``move``, so it never notices that it has put an object down. The fix
+translates between the two in both directions; the expert plays old and new game files. The planner knows the
+full state and goes straight to the goal.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MOVE = re.compile(r"^move (.+?) to (.+)$")
 
 
 class HandcodedExpert:
-    """Follows an episode from its start and says what to do next. At its wits' end it guesses."""
+    """Observes an episode from its start and selects the next action; a random one if it has no plan."""
 
     def __init__(self, goal: Mapping[str, Any], rng: Random, *, max_steps: int = 500) -> None:
         from alfworld.agents.expert import handcoded_expert, handcoded_expert_tw
         from alfworld.gen import constants
 
-        handcoded_expert.random = rng  # the expert draws from the module; an episode must not share its dice
+        handcoded_expert.random = rng  # instead of the module's shared generator
         parameters = {
             key: value.lower() if value in constants.OBJECTS else value for key, value in goal.items()
         }
@@ -34,17 +34,22 @@ class HandcodedExpert:
         self._rng = rng
 
     def follow(self, feedback: str, admissible: list[str], facts: Any, last_action: str | None) -> str:
-        """Take note of what `last_action` (None at the start) led to and choose the next action."""
+        """Observe the result of `last_action` (None at the start) and select the next action."""
         commands = [_current_wording(action) for action in admissible]
         state = {"feedback": feedback, "admissible_commands": commands, "facts": facts}
         last = "look" if last_action is None else _MOVE.sub(r"put \1 in/on \2", last_action)
         try:
-            wish = self._policy.act(state, last)
-        except (NameError, IndexError, KeyError, ValueError):  # its own time-out and failure are NameErrors
-            wish = None
-        if wish == last_action or wish not in commands:
+            wanted = self._policy.act(state, last)
+        except (
+            NameError,
+            IndexError,
+            KeyError,
+            ValueError,
+        ):  # NameError: its time-out
+            wanted = None
+        if wanted == last_action or wanted not in commands:
             return self._rng.choice(admissible)
-        return admissible[commands.index(wish)]
+        return admissible[commands.index(wanted)]
 
 
 def _current_wording(action: str) -> str:
@@ -52,7 +57,7 @@ def _current_wording(action: str) -> str:
 
 
 class Planner:
-    """Keeps to its plan while it is followed, and plans anew from the present state when it is not."""
+    """Follows its plan; after another action it plans again from the current state."""
 
     def __init__(self) -> None:
         self._plan: list[str] = []

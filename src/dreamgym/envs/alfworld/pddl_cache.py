@@ -1,8 +1,8 @@
-"""The planner's translation of a game, kept on disk because it costs more than the whole episode.
+"""Caches the translation of a game's PDDL on disk, which takes longer than the whole episode.
 
-The engine translates a game's PDDL into the planner's own form four times per episode (twice at load, twice
-at reset) at about 0.35 s each. The result depends on the two texts alone, so it is stored under their hash,
-as plain data, written atomically. A file that does not read back is made again.
+The simulator translates PDDL to SAS four times per episode (twice at load, twice at reset), about 0.35 s
+each. The result depends only on the two texts, so it is stored under their hash. An unreadable
+file is replaced.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _VERSION = "1"
 
 
 @dataclass(frozen=True, slots=True)
-class Translations:
-    """Stands in for ``fast_downward.pddl2sas`` inside an engine process."""
+class TranslationCache:
+    """Replaces ``fast_downward.pddl2sas`` inside an episode process."""
 
     folder: Path
 
@@ -30,7 +30,7 @@ class Translations:
         self, domain: str, problem: str, verbose: bool = False, optimize: bool = False
     ) -> tuple[Any, str]:
         if optimize:
-            # The planner's own copy of the game: made only when the planner is asked (`plan_text`).
+            # The planner's copy of the game: only `plan_text` needs it.
             return None, ""
         stored = self._read(domain, problem, "play")
         if stored is None:
@@ -68,7 +68,7 @@ class Translations:
 
 
 def _translate(domain: str, problem: str) -> dict[str, Any]:
-    """The parts of the translator's task that the engine reads, as plain data."""
+    """The parts of the translator's task that the simulator reads, as JSON."""
     import fast_downward.interface
     from fast_downward.translate.pddl.conditions import Atom
 
@@ -78,7 +78,7 @@ def _translate(domain: str, problem: str) -> dict[str, Any]:
         "actions": [[a.name, [[p.name, p.type_name] for p in a.parameters]] for a in task.actions],
         "types": [[t.name, list(t.supertype_names)] for t in task.types],
         "objects": [[o.name, o.type_name] for o in task.objects],
-        # Everything in a game's initial state but its truths is a distance or a cost, which the engine skips.
+        # The rest of the initial state is distances and costs, which the simulator ignores.
         "init": [[atom.predicate, list(atom.args)] for atom in task.init if isinstance(atom, Atom)],
     }
 

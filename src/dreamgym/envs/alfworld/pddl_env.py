@@ -1,6 +1,6 @@
-"""The engine's own environment, wording each operator once per game instead of at every step.
+"""TextWorld's PDDL environment, with the text of each operator cached for the whole game.
 
-The only file that imports the engine when it is itself imported: `engine` does so inside an engine process.
+Imports the simulator at import time, so only `episode_process` imports this module, inside a process.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import fast_downward
 from textworld.envs import PddlEnv
 from textworld.envs.pddl import logic as pddl_logic
 
-from dreamgym.envs.alfworld.pddl_cache import Translations
+from dreamgym.envs.alfworld.pddl_cache import TranslationCache
 
-_ASKED = re.compile(r"(\w+)\(")
+_QUERIED = re.compile(r"(\w+)\(")
 _CONSTANT = {"receptacleatlocation"}
-"""Predicates of command templates that no action changes."""
+"""Predicates in command templates that no action changes."""
 
 
-class Game(PddlEnv):  # type: ignore[misc]
-    """The engine's environment, wording each operator once per game instead of at every step."""
+class CachedPddlEnv(PddlEnv):  # type: ignore[misc]
+    """A `PddlEnv` that renders the command of an operator once per game instead of at every step."""
 
-    def __init__(self, infos: Any, translations: Translations) -> None:
+    def __init__(self, infos: Any, translations: TranslationCache) -> None:
         super().__init__(infos)
         self._translations = translations
         self._load_plan = self.downward_lib.load_sas_replan
-        # The planner's copy of the game is loaded when the planner is first asked.
+        # The planner's copy of the game is loaded at its first use.
         self.downward_lib.load_sas_replan = lambda text: None
 
     def load(self, data: Any) -> None:
@@ -36,12 +36,12 @@ class Game(PddlEnv):  # type: ignore[misc]
         self._logic = pddl_logic.GameLogic(domain=data["pddl_domain"], grammar=data["grammar"])
         self._pddl_state = pddl_logic.PddlState(self.downward_lib, data["pddl_problem"], self._logic)
         self._entity_infos = self._get_entity_infos()
-        self._worded: dict[str, tuple[Any, str]] = {}
+        self._commands: dict[str, tuple[Any, str]] = {}
         self._plan_loaded = False
         self._untouched = True
 
     def reset(self) -> Any:
-        # The state that `load` has just built is the one `reset` would build again.
+        # `reset` would build the state that `load` has just built.
         built, build = self._pddl_state, pddl_logic.PddlState
         if self._untouched:
             pddl_logic.PddlState = lambda *_: built
@@ -78,11 +78,11 @@ class Game(PddlEnv):  # type: ignore[misc]
         for operator in operators:
             name = operator.name
             if name not in found:
-                found[name] = self._worded.get(name) or self._word(name, operator.id)
+                found[name] = self._commands.get(name) or self._render(name, operator.id)
         return [action for action, _ in found.values()], [command for _, command in found.values()]
 
-    def _word(self, name: str, identity: int) -> tuple[Any, str]:
-        """The command of an operator, remembered where its template asks nothing that can change."""
+    def _render(self, name: str, identity: int) -> tuple[Any, str]:
+        """The command of an operator; cached if its template depends on nothing that changes."""
         kind, *arguments = name.split()
         state, grammar = self._pddl_state, self._logic.grammar
         action = pddl_logic.textworld.logic.Action(name=kind, preconditions=[], postconditions=[])
@@ -94,8 +94,8 @@ class Game(PddlEnv):  # type: ignore[misc]
         action.feedback_rule = self._logic.actions[kind].feedback_rule
         action.command_template = grammar.derive(self._logic.actions[kind].template, self._context(action))
         command = action.format_command({key: info.name for key, info in self._entity_infos.items()})
-        if set(_ASKED.findall(self._logic.actions[kind].template)) <= _CONSTANT:
-            self._worded[name] = action, command
+        if set(_QUERIED.findall(self._logic.actions[kind].template)) <= _CONSTANT:
+            self._commands[name] = action, command
         return action, command
 
     def _context(self, action: Any) -> dict[str, Any]:

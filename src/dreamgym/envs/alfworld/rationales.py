@@ -1,8 +1,7 @@
-"""What an agent should have in mind at a step of a household task, in a few words.
+"""Rationales for household tasks: a few words before each action.
 
-The words say what is wanted next and where it is seen: nothing that the agent was not told. A small model
-that writes them down first has the name that it must copy in its last line, and knows how far it is without
-reading the whole episode again.
+A rationale names the next subgoal and where its object is, from the observations alone. A small model that
+writes it first has the name to copy in its last line, and its progress without reading the whole episode.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _TREATMENT = {
 
 
 def think(task: Task, history: Sequence[Transition], state: State) -> str | None:
-    """None where the task's goal cannot be told.
+    """The rationale of the next action; None if the goal of the task is unknown.
 
     >>> task = Task(id="t", instruction="put a mug in safe", environment="alfworld", parameters={"goal": {
     ...     "task_type": "pick_and_place_simple", "object_target": "Mug", "parent_target": "Safe"}})
@@ -43,30 +42,30 @@ def think(task: Task, history: Sequence[Transition], state: State) -> str | None
     if goal is None:
         return None
     wanted, place = str(goal["object_target"]).lower(), str(goal.get("parent_target") or "").lower()
-    done = _Done()
-    for told in (*(transition.state.text for transition in history), state.text):
-        done.add(told, place)
-    held = done.held if done.held is not None and _kind(done.held) == wanted else None
-    if held is None and done.held is not None:
-        return f"put {done.held} away"
+    progress = _Progress()
+    for text in (*(transition.state.text for transition in history), state.text):
+        progress.add(text, place)
+    held = progress.held if progress.held is not None and _kind(progress.held) == wanted else None
+    if held is None and progress.held is not None:
+        return f"put {progress.held} away"
     if held is None:
-        return f"find {wanted}: {_seen(wanted, state.text, done)}"
+        return f"find {wanted}: {_seen(wanted, state.text, progress)}"
     family = str(goal["task_type"])
     treatment = _TREATMENT.get(family)
-    if treatment is not None and (treatment, held) not in done.treated:
+    if treatment is not None and (treatment, held) not in progress.treated:
         return f"{treatment} {held}"
     if family == "look_at_obj_in_light":
         lamp = str(goal["toggle_target"]).lower()
-        known = [name for name in done.seen_at if _kind(name) == lamp]
+        known = [name for name in progress.seen_at if _kind(name) == lamp]
         return f"look at {held}: " + (
-            f"{known[0]} is at {done.seen_at[known[0]]}" if known else f"not at {done.at}"
+            f"{known[0]} is at {progress.seen_at[known[0]]}" if known else f"not at {progress.at}"
         )
     return f"put {held} in {place}"
 
 
 @dataclass(slots=True)
-class _Done:
-    """What has come of an episode so far, as the agent was told."""
+class _Progress:
+    """The progress of an episode, from its observations."""
 
     held: str | None = None
     treated: set[tuple[str, str]] = field(default_factory=set)
@@ -89,11 +88,11 @@ class _Done:
             self.treated.add((found[1], found[2]))
 
 
-def _seen(kind: str, text: str, done: _Done) -> str:
-    """The thing of a kind that the text mentions, the first by number if there are several."""
-    place = f"at {done.at}" if done.at else "here"
+def _seen(kind: str, text: str, progress: _Progress) -> str:
+    """The object of a kind in the text, with the smallest number."""
+    place = f"at {progress.at}" if progress.at else "here"
     for number in sorted(int(number) for number in re.findall(rf"\b{kind} (\d+)\b", text)):
-        if f"{kind} {number}" not in done.placed:
+        if f"{kind} {number}" not in progress.placed:
             return f"{kind} {number} is {place}"
     closed = _CLOSED.search(text)
     return f"{closed[1]} is closed" if closed else f"not {place}"

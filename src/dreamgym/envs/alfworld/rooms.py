@@ -1,6 +1,6 @@
-"""The 120 rooms that the `alfworld` wheel ships: which receptacles stand where, which objects belong there.
+"""The 120 rooms in the `alfworld` wheel: their receptacles, locations and object classes.
 
-Rooms 10, 219, 308 and 424 are the benchmark's unseen ones: they serve evaluation and nothing else.
+Rooms 10, 219, 308 and 424 are the benchmark's unseen rooms, used only for evaluation.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from importlib.resources import files
 
 UNSEEN_ROOMS = (10, 219, 308, 424)
 
-# The layout files know the poses of what can be opened or put upon, but leave out some appliances that the
-# games have. They are added where the room's list of classes names them.
+# The layout files lack some appliances of the games; they are added where the room's classes name them.
 _APPLIANCES = {
     "StoveBurner": 4,
     "CoffeeMachine": 1,
@@ -39,12 +38,12 @@ class Room:
     receptacles: tuple[tuple[str, str, str], ...]
     """(identifier, class, location), sorted."""
     object_classes: tuple[str, ...]
-    """What may be picked up here, sorted."""
+    """Classes that can be picked up here, sorted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affordances:
-    """What the benchmark's tables say of classes."""
+    """The benchmark's tables of classes."""
 
     contains: Mapping[str, frozenset[str]]
     cleanable: frozenset[str]
@@ -122,7 +121,7 @@ def _location(pose: list[float]) -> str:
 
 
 def _mangle(identifier: str) -> str:
-    """PDDL has no room for the simulator's punctuation; the engine undoes this when it names things."""
+    """PDDL names cannot hold this punctuation; the simulator restores it in its texts."""
     for character, word in (("|", "_bar_"), ("-", "_minus_"), ("+", "_plus_"), (".", "_dot_")):
         identifier = identifier.replace(character, word)
     return identifier

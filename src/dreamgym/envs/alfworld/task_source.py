@@ -1,8 +1,8 @@
-"""Two sources of household games behind one interface: the official folder, and games made on the spot.
+"""The tasks of ALFWorld: official games in a folder, or games that are generated on demand.
 
-A source lists tasks and finds the file an engine loads. Task parameters never hold a path of this machine,
-so a recorded trajectory can be replayed elsewhere: official games are named relative to the data folder,
-generated ones by (split, seed, index, attempt), from which the file is written again when it is not there.
+A source lists tasks and finds the game file of a task. Task parameters hold no path of this machine, so a
+recorded trajectory can be replayed elsewhere: official games are named relative to the data folder, generated
+ones by (split, seed, index, attempt), from which a missing file is generated again.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from dreamgym.config import nearest_name
 from dreamgym.envs.alfworld.episode_process import instruction_of
 from dreamgym.envs.alfworld.generate import SPLITS, GeneratedGame, generate_game
-from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
+from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, UnknownSplitError
 from dreamgym.files import write_text
 from dreamgym.types import FailureKind, Task
 
 NAME = "alfworld"
 _UNSUPPORTED = ("movable", "Sliced")
-"""Kinds of official tasks that the benchmark's own loader leaves out of its text games."""
+"""Kinds of official tasks that the benchmark's own loader skips."""
+_MAX_ATTEMPTS = 30
+"""Generated games for one task. At the default horizon the expert solves most at the first attempt."""
 
-Prove = Callable[[Path, dict[str, Any]], Awaitable[list[str] | None]]
-"""Plays a game with the expert; the winning actions, or None."""
+Solve = Callable[[Path, dict[str, Any]], Awaitable[list[str] | None]]
+"""Plays a game with the expert; returns its actions, or None if it does not succeed."""
 
 
 class GameSource(Protocol):
+    """Lists tasks and finds their game files."""
+
     @property
     def splits(self) -> tuple[str, ...]: ...
 
-    async def tasks(self, split: str, count: int | None, seed: int, prove: Prove) -> Sequence[Task]: ...
+    async def tasks(self, split: str, count: int | None, seed: int, solve: Solve) -> Sequence[Task]: ...
 
     def game_file(self, task: Task) -> Path: ...
 
     def warm_games(self) -> list[Path]:
-        """Files to play a little of before the first episode, so that engines start warm."""
+        """Games to play a few actions of before the first episode, to fill caches."""
         ...
 
 
@@ -65,7 +68,7 @@ class OfficialGames:
     def splits(self) -> tuple[str, ...]:
         return tuple(sorted(p.name for p in self.folder.iterdir() if any(p.glob("*/*/game.tw-pddl"))))
 
-    async def tasks(self, split: str, count: int | None, seed: int, prove: Prove) -> Sequence[Task]:
+    async def tasks(self, split: str, count: int | None, seed: int, solve: Solve) -> Sequence[Task]:
         check_split(split, self.splits)
         files = sorted((self.folder / split).glob("*/*/game.tw-pddl"))
         files = [path for path in files if not any(word in str(path) for word in _UNSUPPORTED)]
@@ -95,7 +98,7 @@ class OfficialGames:
         try:
             game = json.loads(path.read_text(encoding="utf-8"))
             facts = json.loads((path.parent / "traj_data.json").read_text(encoding="utf-8"))
-            if not game.get("solvable"):  # the benchmark marks what its expert could not finish
+            if not game.get("solvable"):  # marked by the benchmark: its expert did not succeed
                 return None
             goal = {"task_type": facts["task_type"], **facts["pddl_params"]}
             instruction = instruction_of(game["grammar"])
@@ -119,42 +122,50 @@ class OfficialGames:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGames:
-    """Games made from what the wheel ships; proven solvable, then kept in the cache folder."""
+    """Games generated from the data in the wheel. The expert solves each once, then it is cached on disk."""
 
     folder: Path
     horizon: int
     known: dict[tuple[str, int, int], Task] = field(default_factory=dict)
-    """Tasks already listed, because callers ask for growing prefixes."""
+    """Tasks listed so far: callers request growing prefixes."""
 
     @property
     def splits(self) -> tuple[str, ...]:
         return SPLITS
 
-    async def tasks(self, split: str, count: int | None, seed: int, prove: Prove) -> Sequence[Task]:
+    async def tasks(self, split: str, count: int | None, seed: int, solve: Solve) -> Sequence[Task]:
         check_split(split, SPLITS)
         if count is None:
-            raise ConfigError("generated ALFWorld games have no end: say how many tasks you want (count)")
+            raise ConfigError("expected a number of tasks (count): generated ALFWorld games are unlimited")
         new = [index for index in range(count) if (split, seed, index) not in self.known]
-        for task in await asyncio.gather(*(self._proven(split, seed, index, prove) for index in new)):
-            self.known[split, seed, int(str(task.parameters["index"]))] = task
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._solvable(split, seed, index, solve)) for index in new]
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None  # the others were cancelled because of the first
+        self.known.update(
+            ((split, seed, index), task.result()) for index, task in zip(new, tasks, strict=True)
+        )
         return [self.known[split, seed, index] for index in range(count)]
 
-    async def _proven(self, split: str, seed: int, index: int, prove: Prove) -> Task:
+    async def _solvable(self, split: str, seed: int, index: int, solve: Solve) -> Task:
         record = self.folder / split / str(seed) / f"{index:06d}.json"
         attempt = _read_attempt(record, self.horizon)
         if attempt is not None:
             return _generated_task(generate_game(split, seed, index, attempt), split, seed, index, attempt)
-        attempt = 0
-        while True:
+        for attempt in range(_MAX_ATTEMPTS):
             game = generate_game(split, seed, index, attempt)
             task = _generated_task(game, split, seed, index, attempt)
-            walkthrough = await prove(self.game_file(task), game.parameters())
+            walkthrough = await solve(self.game_file(task), game.parameters())
             if walkthrough is not None:
                 proof = {"attempt": attempt, "horizon": self.horizon, "walkthrough": walkthrough}
                 write_text(record, json.dumps(proof))
                 return task
             self.game_file(task).unlink()
-            attempt += 1
+        raise ConfigError(
+            f"environment.options.horizon={self.horizon} is too short: the expert solved none of "
+            f"{_MAX_ATTEMPTS} generated games within it; raise it"
+        )
 
     def game_file(self, task: Task) -> Path:
         try:
@@ -176,7 +187,7 @@ class GeneratedGames:
         return path
 
     def warm_games(self) -> list[Path]:
-        # One of each kind of room, so that all the words have been said once.
+        # One of each kind of room, so that every template is cached.
         return [
             self.game_file(_generated_task(generate_game("train", 0, index, 0), "train", 0, index, 0))
             for index in (0, 1, 2, 3)
@@ -186,7 +197,7 @@ class GeneratedGames:
 def official_folder() -> Path | None:
     """The folder that ``ALFWORLD_DATA`` names.
 
-    Importing `alfworld` sets the variable to a default of its own, which nobody meant while it is empty.
+    Importing `alfworld` sets the variable to its own default; this is ignored while that folder is empty.
     """
     given = os.environ.get("ALFWORLD_DATA")
     if not given:
@@ -198,7 +209,7 @@ def official_folder() -> Path | None:
 
 def check_split(split: str, splits: Sequence[str]) -> None:
     if split not in splits:
-        raise ConfigError(f"unknown split {split!r} of alfworld{nearest_name(split, splits)}")
+        raise UnknownSplitError(split, splits, NAME)
 
 
 def _generated_task(game: GeneratedGame, split: str, seed: int, index: int, attempt: int) -> Task:
@@ -221,7 +232,7 @@ def _generated_task(game: GeneratedGame, split: str, seed: int, index: int, atte
 
 
 def _read_attempt(record: Path, horizon: int) -> int | None:
-    """Which attempt was proven, if it was proven within this horizon."""
+    """The attempt that the expert solved within this horizon, if any."""
     try:
         proof = json.loads(record.read_text(encoding="utf-8"))
         return int(proof["attempt"]) if len(proof["walkthrough"]) <= horizon == proof["horizon"] else None

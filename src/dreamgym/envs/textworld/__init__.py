@@ -31,7 +31,7 @@ from dreamgym.envs.textworld.task_source import (
     settings_of,
     task_of,
 )
-from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError
+from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError, UnknownSplitError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
@@ -131,7 +131,7 @@ class TextWorldFactory:
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
         known = next((each for each in SEEDS if each == split), None)
         if known is None:
-            raise ConfigError(f"unknown split {split!r}{nearest_name(split, self.splits)}")
+            raise UnknownSplitError(split, self.splits, self.name)
         seeds = SEEDS[known][: self._options.games]
         if count is not None and count > len(seeds):
             raise ConfigError(f"split {split!r} of {NAME!r} holds {len(seeds)} tasks, asked for {count}")

@@ -23,7 +23,7 @@ from dreamgym.envs.textworld.facts import (
 )
 from dreamgym.envs.textworld.logic_engine import REFUSALS
 from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING
-from dreamgym.types import Annotation, Change, Fact, Note, Trajectory, Transition, WorldSheet
+from dreamgym.types import Annotation, Change, Fact, Note, Trajectory, Transition
 
 _OPENING = {
     "open": ("closed", "open"),
@@ -83,14 +83,6 @@ def explain(house: House, transition: Transition) -> Note:
     return Note(
         reasoning=". ".join(said or ["nothing changes"]) + ".", change=changes(house, kind, thing, other)
     )
-
-
-def current_sheet(sheet: WorldSheet, notes: tuple[Note, ...]) -> WorldSheet:
-    """A sheet after the changes of these notes."""
-    facts = list(sheet.facts)
-    for note in notes:
-        facts = [fact for fact in facts if fact not in note.change.ended] + list(note.change.begun)
-    return WorldSheet(facts=tuple(facts))
 
 
 def changes(house: House, kind: str, thing: str, other: str) -> Change:

@@ -1,6 +1,6 @@
 """How fast ALFWorld's engine is here: ratios against the untouched engine, and what concurrency brings.
 
-    python benchmarks/engines.py [--quick] [--json]
+    python benchmarks/episode_processes.py [--quick] [--json]
 
 Every figure that is compared is measured in the same run. CPU time, not wall time, where work is compared;
 wall time where concurrency is.
@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from dreamgym.envs.alfworld import AlfworldFactory, AlfworldOptions
-from dreamgym.envs.alfworld.episode_process import Engine
+from dreamgym.envs.alfworld.episode_process import EpisodeHandler
 from dreamgym.envs.scripted_policies import RandomPolicy
 from dreamgym.types import Task, Transition
 
@@ -90,7 +90,7 @@ def compare_engines(folder: Path, factory: AlfworldFactory, tasks: Sequence[Task
         check=True,
     ).stdout
     untouched = json.loads(output.splitlines()[-1])
-    engine = Engine(str(folder / "engine-cache"), [str(factory._source.warm_games()[0])])
+    engine = EpisodeHandler(str(folder / "engine-cache"), [str(factory._source.warm_games()[0])])
     cold, warm = (_time_ours(engine, games, steps) for _ in range(2))
     return {
         "untouched": untouched,
@@ -109,15 +109,15 @@ def _complete_game(folder: Path, game: Path) -> Path:
     return path
 
 
-def _time_ours(engine: Engine, games: Sequence[Path], steps: int) -> dict[str, float]:
+def _time_ours(handler: EpisodeHandler, games: Sequence[Path], steps: int) -> dict[str, float]:
     dice, start, step, count = random.Random(0), 0.0, 0.0, 0
     for game in games:
         began = time.process_time()
-        reply = engine.handle({"do": "start", "game": str(game), "goal": None})
+        reply = handler.handle({"do": "start", "game": str(game), "goal": None})
         start += time.process_time() - began
         began = time.process_time()
         for _ in range(steps):
-            reply = engine.handle({"do": "step", "action": dice.choice(reply["admissible"])})
+            reply = handler.handle({"do": "step", "action": dice.choice(reply["admissible"])})
             count += 1
             if reply["done"]:
                 break
