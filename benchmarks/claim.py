@@ -303,7 +303,7 @@ def spent(run: Path) -> dict[str, float]:
     found: dict[str, float] = {"steps": 0}
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        if row["kind"] in ("practice", "preference"):
+        if row["kind"] in ("train", "dpo"):
             found = {"steps": row["step"], **row.get("spent", {})}
     return found
 

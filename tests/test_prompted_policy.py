@@ -11,7 +11,7 @@ from dreamgym.collection import collect
 from dreamgym.config import AgentConfig, Config, load_config
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.evaluation.evaluate import EvaluationSettings, evaluate
+from dreamgym.evaluation.evaluate import evaluate
 from dreamgym.models.registry import LanguageModels
 from dreamgym.prompted_policy import PromptedPolicy, prompted_policy_factory
 from dreamgym.testing import CorridorFactory, ScriptedLanguageModel
@@ -41,8 +41,9 @@ async def test_an_endpoint_plays_real_episodes_and_is_evaluated_like_any_policy(
     with ScriptedServer(walker) as server:
         async with LanguageModels(Config()) as models:
             members = prompted_policy_factory(models.open(server.name, role="agent"), SHOWN, name=server.name)
-            settings = EvaluationSettings(split="train", episodes=6)
-            found = await evaluate(CorridorFactory(length=3), members, settings, policy=server.name)
+            found = await evaluate(
+                CorridorFactory(length=3), members, split="train", episodes=6, policy=server.name
+            )
             [(place, row)] = models.usage.rows.items()
     assert found.success.value == 1.0
     assert not found.failures

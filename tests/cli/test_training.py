@@ -110,7 +110,7 @@ def test_a_dry_run_of_sim_to_real_shows_the_settings_of_the_run_that_is_carried_
     begun = load_config(
         overrides=["agent.history=7", "train.group_size=5", f'train.out="{tmp_path}/a"', "seed=4"]
     )
-    RunDir.begin(begun).close()
+    RunDir.open(begun).close()
     found = json.loads(
         dreamgym(
             *("train", "--sim-to-real", tmp_path / "a", "--real-steps", 50, "--dry-run"),

@@ -106,10 +106,10 @@ async def test_generated_tasks_are_dreamt_in_worlds_that_allow_them(
     for standing in generated:
         task, sheet = dream.dreamt[standing.task.id]
         assert can_succeed_here(task, sheet)
-    told = [row["tasks"] for row in rows(out) if row["kind"] == "practice"]
+    told = [row["tasks"] for row in rows(out) if row["kind"] == "train"]
     assert told[0]["generated_share"] == 0
     assert max(step["generated_share"] for step in told) == 0.5
-    assert all(row["dropped"] == {} for row in rows(out) if row["kind"] == "practice")
+    assert all(row["dropped"] == {} for row in rows(out) if row["kind"] == "train")
 
 
 async def test_a_run_that_goes_on_has_the_pool_of_one_that_never_stopped(data: Path, tmp_path: Path) -> None:

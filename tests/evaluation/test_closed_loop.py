@@ -22,7 +22,7 @@ from dreamgym.evaluation.closed_loop import (
     replay_in_dream,
     replay_spread,
 )
-from dreamgym.evaluation.fidelity import FidelitySettings, drift_svg, markdown_table, measure_fidelity
+from dreamgym.evaluation.fidelity import drift_svg, markdown_table, measure_fidelity
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.testing import ScriptedLanguageModel
@@ -58,7 +58,6 @@ async def test_a_faithful_dream_crosses_both_ways(
         HouseholdAnnotator(),
         recorded,
         factory=household,
-        settings=FidelitySettings(),
     )
     assert found.real_to_dream.share.value == 1.0
     assert found.dream_to_real is not None

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,6 @@ from dreamgym.evaluation.evaluate import (
     Comparison,
     Episode,
     Evaluation,
-    EvaluationSettings,
     compare,
     evaluate,
     evaluation_rows,
@@ -30,11 +30,6 @@ from dreamgym.types import Decision, FailureKind, Outcome, State, Task, Transiti
 FACTORY = CorridorFactory(length=4, horizon=6)
 
 
-def settings(**changes: object) -> EvaluationSettings:
-    chosen: dict[str, object] = {"split": "test", "episodes": 8, **changes}
-    return EvaluationSettings(**chosen)  # type: ignore[arg-type]
-
-
 def member(name: str) -> object:
     def made(environment: Environment, conversation: str, seed: int) -> Policy:
         return make_policy(name, environment, seed=seed)
@@ -43,7 +38,8 @@ def member(name: str) -> object:
 
 
 async def played(name: str = "expert", factory: CorridorFactory = FACTORY, **changes: object) -> Evaluation:
-    return await evaluate(factory, member(name), settings(**changes), policy=name)  # type: ignore[arg-type]
+    chosen: dict[str, Any] = {"split": "test", "episodes": 8, **changes}
+    return await evaluate(factory, member(name), policy=name, **chosen)  # type: ignore[arg-type]
 
 
 async def test_success_comes_with_its_wilson_interval_and_what_it_cost() -> None:
@@ -96,14 +92,14 @@ async def test_an_evaluation_that_was_stopped_goes_on_with_the_episodes_that_are
         if len(ended) == 4:
             playing.cancel()
 
-    asked = (FACTORY, slowly, settings(seed=3, concurrency=1))
-    playing = asyncio.create_task(evaluate(*asked, policy="random", keep=tmp_path, on_episode=stop))
+    asked: dict[str, Any] = {"split": "test", "episodes": 8, "seed": 3, "concurrency": 1, "keep": tmp_path}
+    playing = asyncio.create_task(evaluate(FACTORY, slowly, **asked, on_episode=stop))
     with pytest.raises(asyncio.CancelledError):
         await playing
     before = len(list(read_trajectories(tmp_path)))
     assert 0 < before < 8
     ends: list[int] = []
-    again = await evaluate(*asked, policy="random", keep=tmp_path, on_episode=lambda: ends.append(1))
+    again = await evaluate(FACTORY, slowly, **asked, on_episode=lambda: ends.append(1))
     assert again.episodes == whole.episodes
     assert again.real_steps == whole.real_steps
     assert len(ends) == len(list(read_trajectories(tmp_path))) == 8
@@ -141,7 +137,8 @@ def made(outcomes: Sequence[bool], *, seed: int = 0, families: Sequence[str] = (
     return Evaluation(
         policy="p",
         environment="corridor",
-        settings=settings(seed=seed),
+        split="test",
+        seed=seed,
         episodes=tuple(
             Episode(
                 number=number,

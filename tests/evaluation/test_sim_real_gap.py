@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dreamgym.evaluation.sim_real_gap import gap_between, success_in_dream
+from dreamgym.evaluation.sim_real_gap import dream_success, gap_warning
 from dreamgym.training.metrics import MetricsLog
 
 
@@ -12,17 +12,17 @@ def test_success_in_the_dream_is_that_of_the_first_and_the_last_few_steps(tmp_pa
     with MetricsLog(tmp_path / "metrics.jsonl") as log:
         log.append({"kind": "warm start", "step": 10})
         for step, success in enumerate([0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8]):
-            log.append({"kind": "practice", "step": step, "success": success})
-    assert success_in_dream(tmp_path / "metrics.jsonl") == {"first": 0.2, "last": 0.7}
+            log.append({"kind": "train", "step": step, "success": success, "spent": {"synthetic_steps": 1}})
+    assert dream_success(tmp_path / "metrics.jsonl") == {"first": 0.2, "last": 0.7}
 
 
 def test_a_run_that_did_not_practise_has_none(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl") as log:
         log.append({"kind": "warm start", "step": 10})
-    assert success_in_dream(tmp_path / "metrics.jsonl") == {}
+    assert dream_success(tmp_path / "metrics.jsonl") == {}
 
 
 def test_a_dream_far_from_reality_is_told_in_both_directions() -> None:
-    assert "too easy" in str(gap_between(0.9, 0.4))
-    assert "too hard" in str(gap_between(0.1, 0.5))
-    assert gap_between(0.5, 0.26) is None
+    assert "50 points above" in str(gap_warning(0.5))
+    assert "40 points below" in str(gap_warning(-0.4))
+    assert gap_warning(0.24) is None

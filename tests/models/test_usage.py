@@ -31,7 +31,7 @@ async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_i
             judge = models.open("endpoint:near", role="judge")
             with stage("annotation"):
                 await annotator.complete(question(1))
-            with stage("practice"):
+            with stage("train"):
                 await asyncio.gather(*(judge.complete(question(n)) for n in range(2, 5)))
             stats = server.local.stats
             total = models.usage.total
@@ -39,7 +39,7 @@ async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_i
             assert total.reply_tokens == stats.sampled_tokens
             assert total.money == pytest.approx(total.prompt_tokens / 1e6 + total.reply_tokens / 1e5)
             counted = {place: row.requests for place, row in models.usage.rows.items()}
-            assert counted == {("annotation", "annotator", "near"): 1, ("practice", "judge", "near"): 3}
+            assert counted == {("annotation", "annotator", "near"): 1, ("train", "judge", "near"): 3}
             assert models.endpoint("near") is models.endpoint("endpoint:near")
 
 

@@ -13,12 +13,12 @@ from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.alfworld.annotator import HouseholdAnnotator
 from dreamgym.envs.synthetic import SyntheticEnvironment
-from dreamgym.evaluation.evaluate import Episode, Evaluation, EvaluationSettings, compare
-from dreamgym.evaluation.fidelity import FidelitySettings, measure_fidelity
+from dreamgym.evaluation.evaluate import Episode, Evaluation, compare
+from dreamgym.evaluation.fidelity import measure_fidelity
 from dreamgym.protocols import ExperienceModel
 from dreamgym.rollout_groups import GroupReport
 from dreamgym.rollouts import Origin, run_episode
-from dreamgym.training.metrics import MetricsLog, practice_row
+from dreamgym.training.metrics import MetricsLog, train_row
 from dreamgym.training.prediction_log import PREDICTIONS, prediction_rows
 from dreamgym.types import (
     Decision,
@@ -150,9 +150,7 @@ async def write_run(folder: Path, *, steps: int = 6) -> list[Trajectory]:
     _write_metrics(folder, groups, steps)
     _write_pool(folder, groups)
     _write_evaluation(folder, episodes)
-    fidelity = await measure_fidelity(
-        forgetful, HouseholdAnnotator(), episodes, settings=FidelitySettings(repeats=2)
-    )
+    fidelity = await measure_fidelity(forgetful, HouseholdAnnotator(), episodes, repeats=2)
     told = json.dumps({**fidelity.to_dict(), "asked": {}}, default=str)
     (folder / "fidelity.json").write_text(told, encoding="utf-8")
     return episodes
@@ -166,7 +164,7 @@ def _write_metrics(folder: Path, groups: Sequence[RolloutGroup], steps: int) -> 
                 log.append(_validation_row(step, spent))
             spent |= {"evaluation_real_steps": 450 * (1 + (step > 3)), "evaluation_seconds": 7.5}
             report = GroupReport(groups=list(groups[: step + 1]))
-            log.append(practice_row(step, report, {"entropy": 1.0 / (step + 1)}) | {"spent": spent})
+            log.append(train_row(step, report, {"entropy": 1.0 / (step + 1)}) | {"spent": spent})
         log.append({"kind": HOSTILE, "step": steps, HOSTILE: HOSTILE})
 
 
@@ -190,7 +188,8 @@ def _evaluation(policy: str, outcomes: tuple[Episode, ...]) -> Evaluation:
     return Evaluation(
         policy=policy,
         environment="alfworld",
-        settings=EvaluationSettings(split="valid_unseen", episodes=len(outcomes)),
+        split="valid_unseen",
+        seed=0,
         episodes=outcomes,
         failures={},
         real_steps=9 * len(outcomes),

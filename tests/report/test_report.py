@@ -152,7 +152,7 @@ def test_reasoning_demonstrations_and_sheet_are_shown_where_they_were_kept(run_f
 def test_of_a_step_that_was_told_twice_the_last_word_holds(run_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run_folder, tmp_path / "agent"))
     with (copy / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"kind": "practice", "step": 2, "success": 1.0}) + "\n")
+        file.write(json.dumps({"kind": "train", "step": 2, "success": 1.0}) + "\n")
     assert [point.y for point in read(copy).series("success")] == [0.5, 0.5, 1.0, 0.5, 0.5, 0.5]
 
 
@@ -188,7 +188,7 @@ played = st.fixed_dictionaries(
 )
 rows = st.fixed_dictionaries(
     {
-        "kind": st.sampled_from(["practice", "evaluation"]),
+        "kind": st.sampled_from(["train", "evaluation"]),
         "event": st.sampled_from(["seed", "generated", "played", "resumed"]),
         "step": numbers,
     },
@@ -300,10 +300,10 @@ def test_the_weights_of_a_run_are_no_run(run_folder: Path, tmp_path: Path) -> No
 def test_runs_in_reality_are_compared_by_the_real_steps_they_used(run_folder: Path, tmp_path: Path) -> None:
     real = tmp_path / "baseline"
     real.mkdir()
-    (real / "config.json").write_text('{"train": {"world": "real"}}', encoding="utf-8")
+    (real / "config.json").write_text('{"train": {"mode": "real"}}', encoding="utf-8")
     share = {"value": 0.25, "low": 0.2, "high": 0.3, "count": 200}
     told: list[dict[str, Any]] = [
-        {"kind": "practice", "step": step, "spent": {"real_steps": 900 * (step + 1)}} for step in range(3)
+        {"kind": "train", "step": step, "spent": {"real_steps": 900 * (step + 1)}} for step in range(3)
     ]
     told.append({"kind": "evaluation", "step": 2, "success": share})
     (real / "metrics.jsonl").write_text("\n".join(map(json.dumps, told)), encoding="utf-8")

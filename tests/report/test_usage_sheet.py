@@ -17,7 +17,7 @@ def test_every_stage_and_role_has_a_line_and_the_sum_one_more(tmp_path: Path) ->
     usage = Usage(file=tmp_path / "usage.json")
     with stage("annotation"):
         usage.row("annotator", "strong").add(UsageRow(requests=8, retries=2, cache_hits=8, money=0.5))
-    with stage("practice"):
+    with stage("train"):
         usage.row("<b>judge</b>", "near").add(
             UsageRow(requests=4, prompt_tokens=5000, unconfirmed_money=0.25)
         )
@@ -26,7 +26,7 @@ def test_every_stage_and_role_has_a_line_and_the_sum_one_more(tmp_path: Path) ->
     first, second, total = usage_sheet([run]).rows
     rest = ("50%", "0", "0", "0", "0.5000")
     assert first == ("run", "annotation", "annotator", "strong", "8", "2", "0", *rest)
-    assert second[1:4] == ("practice", "<b>judge</b>", "near")
+    assert second[1:4] == ("train", "<b>judge</b>", "near")
     assert second[-1] == "0.0000 + 0.2500"
     assert total[1:7] == ("total", "", "", "12", "2", "0")
     shown = page([run])

@@ -44,7 +44,7 @@ async def test_pairs_of_one_task_are_learnt_and_nothing_is_played(tmp_path: Path
     assert summary["steps"] == summary["policy"] == 6
     assert "real_steps" not in summary["spent"]
     rows = [json.loads(line) for line in (config.train.out / "metrics.jsonl").read_text().splitlines()]
-    learnt = [row for row in rows if row["kind"] == "preference"]
+    learnt = [row for row in rows if row["kind"] == "dpo"]
     assert [row["step"] for row in learnt] == list(range(1, 7))
     assert learnt[-1]["loss"] < learnt[0]["loss"]
     assert learnt[-1]["accuracy"] > 0.5
@@ -52,7 +52,7 @@ async def test_pairs_of_one_task_are_learnt_and_nothing_is_played(tmp_path: Path
     stopped = settings(tmp_path / "stopped", *DPO)
 
     def stop(told: object) -> None:
-        if getattr(told, "stage", "") == "preference" and getattr(told, "done", 0) == 3:
+        if getattr(told, "stage", "") == "dpo" and getattr(told, "done", 0) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

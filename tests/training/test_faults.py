@@ -28,7 +28,7 @@ from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.language_model import EndpointLanguageModel
 from dreamgym.training.metrics import read_metrics
 from dreamgym.training.run_dir import RunDir
-from dreamgym.training.trainer import Told, train
+from dreamgym.training.trainer import Progress, train
 from tests.training import corridor_server, training_run
 from tests.training.training_run import record, run, settings
 
@@ -99,7 +99,7 @@ def server() -> Iterator[Server]:
 
 
 async def dreamt(
-    config: Config, server: Server, on_progress: Callable[[Told], None] | None = None
+    config: Config, server: Server, on_progress: Callable[[Progress], None] | None = None
 ) -> dict[str, Any]:
     quick = {"url": server.url, "model": "corridors", "kind": "completions", "max_attempts": 2}
     soon = {"backoff_seconds": 0.01, "deadline_seconds": 5.0}
@@ -119,8 +119,8 @@ async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_
 ) -> None:
     words = (*SHORT, "train.tasks_per_step=8", "train.retries=0", "train.failure_pause_seconds=0.01")
 
-    def kill_after_two_steps(told: Told) -> None:
-        if told.stage == "practice" and told.done == 2:
+    def kill_after_two_steps(told: Progress) -> None:
+        if told.stage == "train" and told.done == 2:
             server.kill()
 
     with pytest.raises(
@@ -153,9 +153,9 @@ async def killing(practising: asyncio.Event, limit: int | None) -> int:
     return len(killed)
 
 
-def told_by(practising: asyncio.Event) -> Callable[[Told], None]:
-    def tell(told: Told) -> None:
-        if told.stage == "practice":
+def told_by(practising: asyncio.Event) -> Callable[[Progress], None]:
+    def tell(told: Progress) -> None:
+        if told.stage == "train":
             practising.set()
 
     return tell
@@ -187,7 +187,7 @@ async def test_engines_that_are_killed_are_replaced_and_the_run_does_not_notice(
     summary = await train(household(tmp_path), on_progress=told_by(practising))
     assert await killer == 3
     assert summary["steps"] == 2
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl", "practice")
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl", "train")
     assert [row["groups"] for row in rows] == [4, 4]
 
 

@@ -30,7 +30,7 @@ from dreamgym.training.agent import opened_agent
 from dreamgym.training.metrics import Row, read_metrics
 from dreamgym.training.run_dir import RunDir
 from dreamgym.training.sim_to_real import sim_to_real
-from dreamgym.training.trainer import Told, train
+from dreamgym.training.trainer import Progress, train
 from dreamgym.types import (
     CompletionRequest,
     FailureKind,
@@ -88,7 +88,7 @@ def learnt(out: Path, step: int) -> dict[str, torch.Tensor]:
 
 def practised(out: Path) -> list[Row]:
     """The metrics of the steps, without what the clock decides."""
-    rows = read_metrics(out / "metrics.jsonl", "practice")
+    rows = read_metrics(out / "metrics.jsonl", "train")
     for row in rows:
         row["spent"] = {name: n for name, n in row["spent"].items() if not name.endswith("seconds")}
         row["learner"].pop("seconds")
@@ -119,9 +119,9 @@ async def test_a_run_leaves_metrics_policies_trajectories_and_a_model_that_other
     assert (summary["steps"], summary["ended"], summary["policies"]) == (4, "4 steps are done", [0, 2, 4])
     assert json.loads((out / "summary.json").read_text(encoding="utf-8")) == summary
     rows = read_metrics(out / "metrics.jsonl")
-    assert [row["step"] for row in rows if row["kind"] == "practice"] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [0, 1, 2, 3]
     assert [row["step"] for row in rows if row["kind"] == "warm start"][-1] == 100
-    steps = [row["turns"] for row in rows if row["kind"] == "practice"]
+    steps = [row["turns"] for row in rows if row["kind"] == "train"]
     assert summary["spent"]["real_steps"] == sum(steps)
     kept = list(read_trajectories(out / "trajectories"))
     assert len(kept) == 4 * 4, "one group of four per step"
@@ -179,7 +179,7 @@ async def test_evaluations_in_reality_choose_the_policy_and_are_counted_apart(fo
     assert [row["step"] for row in rows] == [0, 2, 4]
     best = max(row["success"]["value"] for row in rows)
     first = next(row["step"] for row in rows if row["success"]["value"] == best)
-    assert summary["policy"] == first == RunDir(folder / "run").chosen()
+    assert summary["policy"] == first == RunDir(folder / "run").selected_policy()
     assert summary["spent"]["evaluation_real_steps"] > 0
     assert "real_steps" not in summary["spent"]
     assert rows[-1]["gap"] is not None
@@ -216,7 +216,7 @@ async def test_a_run_that_was_killed_again_and_again_ends_like_one_never_stopped
             folder,
             words,
             lambda rows, step=step: any(  # type: ignore[misc]
-                row["kind"] == "practice" and row["step"] >= step for row in rows
+                row["kind"] == "train" and row["step"] >= step for row in rows
             ),
         )
     summary = await run(settings(folder, *words))
@@ -231,8 +231,8 @@ async def test_a_run_that_was_interrupted_between_checkpoints_keeps_its_steps_an
     words = (DREAM, "train.checkpoint_every=2")
     await begun(folder)
 
-    def stop(told: Told) -> None:
-        if told.stage == "practice" and told.done == after:
+    def stop(told: Progress) -> None:
+        if told.stage == "train" and told.done == after:
             current.cancel()
 
     current = asyncio.ensure_future(run(settings(folder, *words), on_progress=stop))
@@ -261,13 +261,13 @@ async def test_a_finished_run_goes_on_when_more_steps_are_asked_for(folder: Path
 
 
 async def test_a_folder_that_was_begun_with_other_settings_is_refused(folder: Path) -> None:
-    RunDir.begin(settings(folder, DREAM)).close()
+    RunDir.open(settings(folder, DREAM)).close()
     with pytest.raises(ConfigError, match=r"was begun with learner.kl_coef=0.0, now 0.5 is asked for"):
         await run(settings(folder, DREAM, "learner.kl_coef=0.5"))
 
 
 async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
-    held = RunDir.begin(settings(folder))
+    held = RunDir.open(settings(folder))
     try:
         with pytest.raises(StoreError, match="another process is writing here"):
             await run(settings(folder))
@@ -307,7 +307,7 @@ async def test_a_run_that_earns_nothing_is_warned_of_then_stopped_and_can_be_gon
     words = ("train.warm_start_steps=0", "train.steps=9", "train.monitor_patience=2")
     warned: list[tuple[int, str]] = []
 
-    def listen(told: Told) -> None:
+    def listen(told: Progress) -> None:
         warned.extend((told.done, warning) for warning in told.warnings)
 
     with pytest.raises(TrainingCollapsedError, match="no reward at all for 4 steps"):
@@ -394,7 +394,7 @@ async def test_tasks_may_come_from_the_real_environment(folder: Path) -> None:
 
 def test_settings_of_a_run_are_read_back_as_they_were(tmp_path: Path) -> None:
     config: Config = settings(tmp_path)
-    RunDir.begin(config).close()
+    RunDir.open(config).close()
     from dreamgym.training.run_dir import read_config
 
     assert read_config(tmp_path / "run") == config

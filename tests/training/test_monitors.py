@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from dreamgym.config import TrainConfig
 from dreamgym.envs.synthetic import UNREADABLE, SyntheticEnvironment
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, TrainingCollapsedError
 from dreamgym.testing import CorridorFactory
 from dreamgym.training.dream import RecordedStarts
 from dreamgym.training.metrics import MetricsLog, read_metrics
-from dreamgym.training.monitors import Monitors, MonitorSettings
+from dreamgym.training.monitors import Monitors
 from dreamgym.training.uniform_tasks import UniformTasks
 from dreamgym.types import (
     FailureKind,
@@ -59,7 +60,7 @@ def watched(monitors: Monitors, *rows: dict[str, Any]) -> list[str]:
 def test_a_bad_sign_is_told_after_some_steps_and_ends_the_run_after_twice_as_many(
     bad: dict[str, Any], told: str
 ) -> None:
-    monitors = Monitors(MonitorSettings(patience=3, reply_limit=32))
+    monitors = Monitors(TrainConfig(monitor_patience=3), max_tokens=32)
     assert not watched(monitors, {}, bad, bad)
     assert [warning.partition(" for ")[0] for warning in watched(monitors, bad)] == [told]
     assert not watched(monitors, bad, bad, bad)
@@ -68,37 +69,37 @@ def test_a_bad_sign_is_told_after_some_steps_and_ends_the_run_after_twice_as_man
 
 
 def test_one_good_step_starts_the_count_anew() -> None:
-    monitors = Monitors(MonitorSettings(patience=2))
+    monitors = Monitors(TrainConfig(monitor_patience=2))
     bad = {"return_mean": 0.0}
     assert not watched(monitors, bad, {}, bad, {}, bad)
     monitors.check()
 
 
 def test_a_policy_that_succeeds_may_be_sure_of_itself() -> None:
-    monitors = Monitors(MonitorSettings(patience=1))
+    monitors = Monitors(TrainConfig(monitor_patience=1))
     assert not watched(monitors, {}, {"learner": {"entropy": 0.001}, "return_mean": 0.95})
 
 
 def test_monitors_only_warn_or_are_silent_where_the_settings_say_so() -> None:
     bad = {"return_mean": 0.0}
-    warning = Monitors(MonitorSettings(patience=1, action="warn"))
+    warning = Monitors(TrainConfig(monitor_patience=1, monitors="warn"))
     assert watched(warning, bad, bad, bad)
     warning.check()
-    assert not watched(Monitors(MonitorSettings(patience=1, action="off")), bad, bad)
+    assert not watched(Monitors(TrainConfig(monitor_patience=1, monitors="off")), bad, bad)
 
 
 def test_monitors_go_on_counting_where_they_were_stopped() -> None:
     bad = {"return_mean": 0.0}
-    first = Monitors(MonitorSettings(patience=2))
+    first = Monitors(TrainConfig(monitor_patience=2))
     watched(first, {}, bad)
-    second = Monitors(MonitorSettings(patience=2))
+    second = Monitors(TrainConfig(monitor_patience=2))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert len(watched(second, bad)) == 1
     assert second.first_entropy == 1.0
 
 
 def test_a_dream_that_is_far_better_than_reality_is_warned_of() -> None:
-    monitors = Monitors(MonitorSettings())
+    monitors = Monitors(TrainConfig())
     assert not monitors.watch_gap({"gap": 0.1})
     assert not monitors.watch_gap({"gap": None})
     assert "40% more of the episodes succeed than in reality" in monitors.watch_gap({"gap": 0.4})[0]
@@ -108,13 +109,13 @@ def test_of_two_rows_about_a_step_the_last_holds_and_torn_lines_are_passed_over(
     path = tmp_path / "metrics.jsonl"
     with MetricsLog(path) as log:
         for step, value in ((0, 1), (1, 2), (1, 3)):
-            log.append({"kind": "practice", "step": step, "value": value})
+            log.append({"kind": "train", "step": step, "value": value})
     with path.open("a", encoding="utf-8") as file:
-        file.write('{"kind": "practice", "st')
+        file.write('{"kind": "train", "st')
     with MetricsLog(path) as log:
         log.append({"kind": "evaluation", "step": 1, "value": 4})
     assert [row["value"] for row in read_metrics(path)] == [1, 4, 3]
-    assert [row["value"] for row in read_metrics(path, "practice")] == [1, 3]
+    assert [row["value"] for row in read_metrics(path, "train")] == [1, 3]
     with pytest.raises(DataError, match="expected the metrics of a run"):
         read_metrics(tmp_path / "nothing")
 

@@ -76,7 +76,7 @@ def test_the_guide_leads_from_chats_to_a_dream_that_trains_an_agent(
     assert measured["asked"]["prompted"]["form"] == "json"
     summary = json.loads((tmp_path / "runs" / "shop" / "summary.json").read_text(encoding="utf-8"))
     [row] = summary["endpoints"]["rows"]
-    assert (row["stage"], row["role"], row["endpoint"]) == ("practice", "experience", "strong")
+    assert (row["stage"], row["role"], row["endpoint"]) == ("train", "experience", "strong")
     assert row["requests"] + row["cache_hits"] + row["shared"] == summary["spent"]["synthetic_steps"]
     assert all(schema is not None for schema in server.schemas)
 

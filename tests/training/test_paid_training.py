@@ -58,7 +58,7 @@ async def practise(folder: Path, server: Served, *words: str, url: str | None = 
 
 def learnt(folder: Path) -> list[Row]:
     rows = read_metrics(folder / "run" / "metrics.jsonl")
-    return [told(row) for row in rows if row["kind"] == "practice"]
+    return [told(row) for row in rows if row["kind"] == "train"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ async def test_a_run_through_a_storm_or_a_spent_budget_learns_what_it_would_have
         fair = await practise(home / "fair", server)
         assert any(row["learner"]["updates"] for row in learnt(home / "fair"))
         assert fair["ended"] == "3 steps are done"
-        assert {stage for stage, _, _ in fair["rows"]} == {"practice"}
+        assert {stage for stage, _, _ in fair["rows"]} == {"train"}
         stormy = await practise(home / "stormy", server, url=proxy.url)
         assert sum(proxy.faults.values()) > 10
         assert stormy["paid"].retries > 10

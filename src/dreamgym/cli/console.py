@@ -1,15 +1,19 @@
-"""What every command shares: where output goes, how errors end, progress and tables.
+"""Shared by every command: output streams, error handling, progress and tables.
 
 Results go to standard output (a table, or one JSON document with `--json`); progress and messages go to
-standard error, so a pipe never sees them.
+standard error, so a pipe never receives them.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import typer
@@ -19,6 +23,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -27,58 +32,138 @@ from rich.table import Table
 from rich.text import Text
 
 from dreamgym.config import config_json
-from dreamgym.errors import DreamGymError
+from dreamgym.errors import DreamGymError, StoreError
 
 out = Console()
 err = Console(stderr=True)
 
 INTERRUPTED = 130
+LINE_EVERY = 10.0
+"""Seconds between lines of progress where standard error is no terminal."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """End a command as promised: typed errors in one line with their exit code, Ctrl-C cleanly with 130."""
+    """Typed errors in one line with their exit code; after Ctrl-C the command that resumes, and 130."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except DreamGymError as error:
-            err.print(
-                Text("error: ", style="bold red").append_text(visible(str(error), "not bold default")),
-                soft_wrap=True,
-            )
+            fail(str(error))
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            err.print("interrupted; what was acknowledged is on disk, run the same command again to go on")
+            say(f"interrupted; what was done so far is saved. Resume with: {this_command()}")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            sys.stderr.close()  # the reader of our pipe has left: nothing to say to anyone
+            sys.stderr.close()  # the reader of the pipe has gone
             raise typer.Exit(0) from None
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            fail(f"{where}{(error.strerror or str(error)).lower()}")
+            raise typer.Exit(StoreError.exit_code) from None
 
     return run
 
 
-def progress(**settings: Any) -> Progress:
-    """A bar with counts, time spent and an estimate of what is left; silent when nobody watches."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=err,
-        disable=not err.is_terminal,
-        **settings,
+def this_command() -> str:
+    """The command line of this process, to be typed again."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["dreamgym" if program == "__main__.py" else program, *sys.argv[1:]])
+
+
+def fail(text: str) -> None:
+    err.print(
+        Text("error: ", style="bold red").append_text(visible(text, "not bold default")), soft_wrap=True
     )
 
 
+def say(text: str, style: str = "") -> None:
+    """A message on standard error."""
+    err.print(visible(text, style), soft_wrap=True)
+
+
+class ProgressBar(Progress):
+    """Jobs with counts, elapsed and estimated remaining time: a bar on a terminal, else a line now and then.
+
+    >>> with ProgressBar(console=Console(stderr=True)) as bar:
+    ...     job = bar.add_task("training", total=10)
+    ...     bar.update(job, completed=3, note="loss 0.5")
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("about"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            TextColumn("{task.fields[note]}", markup=False),
+            **settings,
+        )
+        self._printed = time.monotonic()
+
+    def add_task(self, description: str, *args: Any, **fields: Any) -> TaskID:
+        return super().add_task(description, *args, **{"note": "", **fields})
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self._print_line(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1, *, note: str | None = None) -> None:
+        super().advance(task_id, advance)
+        if note is not None:
+            super().update(task_id, note=note)
+        self._print_line(task_id)
+
+    def _print_line(self, task_id: TaskID) -> None:
+        task, now = self._tasks[task_id], time.monotonic()
+        if self.console.is_terminal or not task.visible:
+            return
+        if now - self._printed < LINE_EVERY and not (task.finished and task.finished_time):
+            return
+        if task.fields.get("printed") == task.completed:
+            return
+        task.fields["printed"] = task.completed
+        self._printed = now
+        self.console.print(
+            visible(
+                progress_line(
+                    task.description,
+                    task.completed,
+                    task.total,
+                    task.elapsed or 0,
+                    task.fields.get("note", ""),
+                )
+            ),
+            soft_wrap=True,
+        )
+
+
+def progress_line(what: str, done: float, total: float | None, elapsed: float, note: str = "") -> str:
+    """
+    >>> progress_line("train", 12, 100, 47.2, "success 31%")
+    'train 12/100, elapsed 0:00:47, about 0:05:46 left, success 31%'
+    """
+    count = f"{done:.0f}" if total is None else f"{done:.0f}/{total:.0f}"
+    parts = [f"{what} {count}", f"elapsed {timedelta(seconds=int(elapsed))}"]
+    if total is not None and 0 < done < total:
+        parts.append(f"about {timedelta(seconds=int(elapsed * (total - done) / done))} left")
+    return ", ".join([*parts, *([note] if note else [])])
+
+
+def progress(**settings: Any) -> ProgressBar:
+    return ProgressBar(console=err, disable=not err.is_terminal, **settings)
+
+
 def show(result: Any, table: Table | Sequence[Table], *, as_json: bool) -> None:
-    """Print a result for a person (tables) or for a program (one JSON document)."""
+    """Print a result as tables, or as one JSON document."""
     if as_json:
         sys.stdout.write(json.dumps(result, indent=2, default=str) + "\n")
         return
@@ -96,7 +181,7 @@ def table(title: str, *columns: str, rows: Sequence[Sequence[object]] = ()) -> T
 
 
 def visible(text: str, style: str = "") -> Text:
-    """Text from outside as it is: not read as markup, and unable to steer the terminal."""
+    """Untrusted text: no markup, and control characters escaped."""
     shown = "".join(
         letter if letter.isprintable() or letter in "\n\t" else f"\\x{ord(letter):02x}" for letter in text
     )
@@ -104,5 +189,5 @@ def visible(text: str, style: str = "") -> Text:
 
 
 def show_config(config: BaseModel) -> None:
-    """What `--dry-run` prints: every setting with its final value."""
+    """Print every setting with its final value (`--dry-run`)."""
     sys.stdout.write(config_json(config) + "\n")

@@ -37,7 +37,6 @@ from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_envi
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.evaluation.fidelity import (
     Fidelity,
-    FidelitySettings,
     drift_svg,
     markdown_table,
     measure_fidelity,
@@ -306,7 +305,7 @@ async def _evaluate(
                     trajectories,
                     factory=factory,
                     judge=judging,
-                    settings=FidelitySettings(seed=config.seed),
+                    seed=config.seed,
                     on_stage=tell,
                 )
     finally:

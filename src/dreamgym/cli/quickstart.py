@@ -26,7 +26,7 @@ from dreamgym.cli.options import Json
 from dreamgym.cli.report import write_report
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import DreamGymError
-from dreamgym.evaluation.sim_real_gap import gap_between
+from dreamgym.evaluation.sim_real_gap import gap_warning
 from dreamgym.files import atomic_write, lock_directory
 from dreamgym.quickstart.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, offline, told
 from dreamgym.quickstart.progress import Progress, Tick
@@ -43,7 +43,7 @@ from dreamgym.quickstart.stages import (
 
 if TYPE_CHECKING:
     from dreamgym.quickstart.background_training import BackgroundTraining
-    from dreamgym.training.trainer import Told
+    from dreamgym.training.trainer import Progress as Told_
 
 _NEXT = (
     "dreamgym play --dream {out}/experience --split {unseen}     walk around in the dream yourself",
@@ -255,7 +255,7 @@ class Quickstart:
         for table in (_success_table(result), _difference_table(result), _spent_table(result)):
             self._show(table)
         dreamt, real = result["practice"]["success_in_dream"], result["policies"][SFT]["success"]
-        gap = gap_between(dreamt["first"], real) if dreamt and real is not None else None
+        gap = gap_warning(dreamt["first"] - real) if dreamt and real is not None else None
         if gap:
             _say(f"warning: {gap}; see where it goes wrong: dreamgym experience audit {self._out / DREAMGYM}")
         _say(f"report: {page} (open it in a browser); numbers: {self._out / 'summary.json'}", bold=True)
@@ -268,11 +268,11 @@ class Quickstart:
             console.out.print(table)
 
 
-def _watching(bar: Bar, tick: Tick) -> Callable[[Told], None]:
+def _watching(bar: Bar, tick: Tick) -> Callable[[Told_], None]:
     """Shows how far a run is."""
     jobs: dict[str, TaskID] = {}
 
-    def tell(now: Told) -> None:
+    def tell(now: Told_) -> None:
         tick()
         for warning in now.warnings:
             _say(f"warning: {warning}")

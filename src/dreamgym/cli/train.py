@@ -1,4 +1,4 @@
-"""`dreamgym train`: warm-start an agent, then let it practise in the dream or in the real environment."""
+"""`dreamgym train`: warm-start an agent, then train it in the dream or in the real environment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import TaskID
+from rich.table import Table
 
 from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
@@ -17,56 +18,63 @@ from dreamgym.config import Config
 from dreamgym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dreamgym.training.trainer import Told
+    from dreamgym.training.trainer import OnProgress, Progress
 
 
 @console.command
 def train_command(
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; a run that was begun is gone on with.")
+        Path | None, typer.Option(help="Run directory; an interrupted run in it is resumed.")
     ] = None,
-    env: Annotated[str | None, typer.Option(help="Environment, see `dreamgym envs list`.")] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(help="Environment, see `dreamgym envs list`; by default the experience run's own."),
+    ] = None,
     experience: Annotated[
         str | None,
         typer.Option(
             metavar="RUN|MODEL",
-            help="Who dreams: the run of an experience model, or endpoint:NAME, endpoint:MODEL@URL or "
+            help="Experience model: its run directory, or endpoint:NAME, endpoint:MODEL@URL or "
             "hf:NAME_OR_PATH.",
         ),
     ] = None,
     reward: Annotated[
-        str | None, typer.Option(help="Who grades in the dream: model, sheet, or a judge (endpoint:NAME).")
+        str | None, typer.Option(help="Reward in the dream: model, sheet, or a judge (endpoint:NAME).")
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Offline trajectories: warm start, tasks and world sheets. May be repeated."),
+        typer.Option(
+            help="Offline trajectories for warm start, tasks and world sheets; by default the experience "
+            "run's own. May be repeated."
+        ),
     ] = None,
     mode: Annotated[str | None, typer.Option(help="Train in the dream or in the real environment.")] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="grpo, ppo, or dpo (on recorded pairs alone).")
-    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="grpo, ppo, or dpo (on recorded pairs only).")] = None,
     model: Annotated[str | None, typer.Option(help="nano, tiny or small, or hf:NAME_OR_PATH.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Passes of the loop.")] = None,
-    start_from: Annotated[
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    sim_to_real: Annotated[
         str | None,
         typer.Option(
             "--sim-to-real",
             metavar="RUN[@STEP]",
-            help="Carry on from this run's policy in the real environment, with its settings.",
+            help="Continue with this run's policy and settings in the real environment.",
         ),
     ] = None,
-    real_steps: Annotated[int | None, typer.Option(help="Stop when so many real steps are used.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes every draw of the run.")] = None,
+    real_steps: Annotated[
+        int | None, typer.Option(help="Budget of real environment steps; exceeded by at most one group.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Train an agent: imitate recorded successes, then practise by GRPO or PPO. Run it again to go on.
+    """Train an agent: SFT on recorded successes, then GRPO or PPO. Run the command again to resume.
 
-    In the dream no real step is taken, unless train.evaluate_every asks for evaluations on a validation
-    split to choose among policies; those are counted apart. Leaves a folder with metrics.jsonl, policies,
-    trajectories and summary.json; what each setting means stands in docs/guides/training.md.
+    Environment, options and data come from the experience run; a mismatch is refused. In the dream no real
+    step is taken, unless train.evaluate_every asks for evaluations on a validation split; those are counted
+    separately. The run directory holds metrics.jsonl, policies, trajectories and summary.json; all settings
+    are in docs/guides/training.md.
 
     Examples:
 
@@ -95,69 +103,65 @@ def train_command(
     }
     if data:
         overrides = [*(overrides or []), f"train.data={json.dumps(data)}"]
-    resolved = _settings(start_from, config, overrides, flags)
-    from dreamgym.training.trainer import check
+    resolved = _settings(sim_to_real, config, overrides, flags)
+    from dreamgym.training.trainer import check, resolve_settings, train
 
+    resolved = resolve_settings(resolved)
     check(resolved)
     if dry_run:
         console.show_config(resolved)
         return
-    summary = run_training(resolved)
-    console.show(summary, _table(summary), as_json=as_json)
+    with console.progress() as bar:
+        summary = asyncio.run(train(resolved, on_progress=on_progress(bar)))
+    console.show(summary, summary_table(summary), as_json=as_json)
+    if summary["steps"]:
+        run = summary["out"]
+        console.say(f"evaluate it in the real environment: dreamgym evaluate {run} --against {run}@0")
 
 
 def _settings(
-    start_from: str | None, config: Path | None, overrides: list[str] | None, flags: dict[str, Any]
+    start: str | None, config: Path | None, overrides: list[str] | None, flags: dict[str, Any]
 ) -> Config:
-    """Of a run of its own, or those of the run that is carried on in reality."""
-    if start_from is None:
+    """Of an ordinary run, or of a sim-to-real run."""
+    if start is None:
         return resolve(config, overrides, flags)
-    from dreamgym.training.run_dir import named_policy
+    from dreamgym.training.run_dir import parse_policy_name
     from dreamgym.training.sim_to_real import sim_to_real
 
     real_steps, out = flags["train.real_steps"], flags["train.out"]
     if real_steps is None:
-        raise ConfigError("--sim-to-real needs --real-steps: how many real steps may be used")
-    begun, _ = named_policy(start_from)
+        raise ConfigError("--sim-to-real needs --real-steps: the budget of real environment steps")
+    run, _ = parse_policy_name(start)
     return sim_to_real(
-        start_from,
+        start,
         config,
         [*(overrides or [])],
         real_steps=real_steps,
-        out=out or begun.with_name(f"{begun.name}-real-{real_steps}"),
+        out=out or run.with_name(f"{run.name}-real-{real_steps}"),
         steps=flags["train.steps"],
         seed=flags["seed"],
     )
 
 
-def run_training(config: Config) -> dict[str, Any]:
-    """Train with a progress bar; Ctrl-C keeps what was reached and says how to go on."""
-    from dreamgym.training.trainer import train
+def on_progress(bar: console.ProgressBar) -> OnProgress:
+    """Shows the stages of a run as jobs of a progress bar."""
+    jobs: dict[str, TaskID] = {}
 
-    with console.progress() as bar:
-        jobs: dict[str, TaskID] = {}
+    def show(progress: Progress) -> None:
+        for warning in progress.warnings:
+            where = f"step {progress.row['step']}: " if "step" in progress.row else ""
+            console.say(f"warning: {where}{warning}")
+        if progress.stage not in jobs:
+            jobs[progress.stage] = bar.add_task(progress.stage, total=progress.total)
+        note = ", ".join(filter(None, (_note(progress.row), progress.endpoints)))
+        bar.update(jobs[progress.stage], completed=progress.done, **({"note": note} if note else {}))
 
-        def tell(told: Told) -> None:
-            for warning in told.warnings:
-                where = f"step {told.row['step']}: " if "step" in told.row else ""
-                console.err.print(f"warning: {where}{warning}", markup=False, soft_wrap=True)
-            if told.stage not in jobs:
-                jobs[told.stage] = bar.add_task(told.stage, total=told.total, note="")
-            note = ", ".join(filter(None, (_note(told.row), told.endpoints)))
-            bar.update(jobs[told.stage], completed=told.done, note=note)
-
-        try:
-            return asyncio.run(train(config, on_progress=tell))
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            console.err.print(
-                f"stopped; everything up to the last step is in {config.train.out}", markup=False
-            )
-            raise KeyboardInterrupt from None
+    return show
 
 
 def _note(row: dict[str, Any]) -> str:
     kind = row.get("kind")
-    if kind == "practice":
+    if kind == "train":
         return f"success {row['success']:.0%}, return {row['return_mean']:.2f}"
     if kind == "evaluation":
         value = row["success"]["value"]
@@ -165,15 +169,17 @@ def _note(row: dict[str, Any]) -> str:
     return f"loss {row['loss']:.3f}" if "loss" in row else ""
 
 
-def _table(summary: dict[str, Any]) -> Any:
-    rows = [(name.replace("_", " "), f"{amount:,.1f}") for name, amount in summary["spent"].items()]
+def summary_table(summary: dict[str, Any]) -> Table:
+    rows = [("success in training, last steps", f"{summary['success']:.1%}")] if "success" in summary else []
+    rows += [(name.replace("_", " "), f"{amount:,}") for name, amount in summary["spent"].items()]
     for row in summary.get("endpoints", {}).get("rows", ()):
-        asked = f"{row['requests']:,} requests, {row['prompt_tokens'] + row['reply_tokens']:,} tokens"
+        tokens = row["prompt_tokens"] + row["reply_tokens"]
+        money = f"money {row['money'] + row['unconfirmed_money']:.4f}"
         rows.append(
             (
                 f"{row['role']}, {row['endpoint']}",
-                f"{asked}, money {row['money'] + row['unconfirmed_money']:.4f}",
+                f"{row['requests']:,} requests, {tokens:,} tokens, {money}",
             )
         )
     title = f"{summary['out']}: {summary['ended']}; policy of step {summary['policy']}"
-    return console.table(title, "spent", "amount", rows=rows)
+    return console.table(title, "result", "amount", rows=rows)

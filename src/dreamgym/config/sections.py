@@ -286,7 +286,9 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(1, ge=1, description="steps between checkpoints")
     save_policy_every: int = Field(10, ge=1, description="steps between saved policies")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations in reality; 0: none")
-    evaluate_split: str = Field("valid_seen", description="split that selects among the saved policies")
+    evaluate_split: str | None = Field(
+        None, description="split that selects among the saved policies; by default the validation split"
+    )
     evaluate_episodes: int = Field(50, ge=1)
     monitors: Literal["stop", "warn", "off"] = Field("stop", description="reaction to a collapse")
     monitor_patience: int = Field(

@@ -1,8 +1,7 @@
-"""How often a policy succeeds in reality, and how much oftener than another on the same episodes.
+"""The success rate of a policy in the real environment, and its paired difference to another one.
 
-Episode i of an evaluation is fixed by split, seed and i: task, environment and dice are the same for every
-policy. So two policies are compared episode by episode, which tells differences from luck with far fewer
-episodes than two shares side by side.
+Split, seed and number determine an episode: task and randomness are the same for every policy. So two
+policies are compared episode by episode, which needs far fewer episodes than two independent shares.
 """
 
 from __future__ import annotations
@@ -21,26 +20,12 @@ from dreamgym.evaluation.statistics import Estimate, mcnemar, paired_difference,
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.rollout_groups import GroupSettings, PolicyFactory, run_groups
-from dreamgym.rollouts import Limits
 from dreamgym.types import Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationSettings:
-    """Which episodes are played, and how."""
-
-    split: str
-    episodes: int = 200
-    seed: int = 0
-    concurrency: int = 64
-    retries: int = 2
-    seconds: float | None = None
-    """An episode that takes longer has failed, which is not the policy's fault."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What came of one episode."""
+    """The result of one episode."""
 
     number: int
     task: str
@@ -51,16 +36,17 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What came of all of them."""
+    """The results of one policy on the episodes of a split."""
 
     policy: str
     environment: str
-    settings: EvaluationSettings
+    split: str
+    seed: int
     episodes: tuple[Episode, ...]
     failures: Mapping[str, int]
-    """Episodes that could not be played, by kind: in no share."""
+    """Episodes that could not be played, by kind; they count in no share."""
     real_steps: int
-    """All that were taken, also in episodes that broke."""
+    """All of them, also in episodes that failed."""
     seconds: float
 
     @property
@@ -78,7 +64,9 @@ class Evaluation:
         return {
             "policy": self.policy,
             "environment": self.environment,
-            **asdict(self.settings),
+            "split": self.split,
+            "episodes": len(self.episodes) + sum(self.failures.values()),
+            "seed": self.seed,
             "success": self.success.to_dict(),
             "by_family": {name: share.to_dict() for name, share in self.by_family().items()},
             "failures": dict(self.failures),
@@ -92,15 +80,14 @@ class Evaluation:
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
         """
         Raises:
-            DataError: it is not what `to_dict` made.
+            DataError: `to_dict` did not make it.
         """
         try:
             return cls(
                 policy=str(stored["policy"]),
                 environment=str(stored["environment"]),
-                settings=EvaluationSettings(
-                    **{name: stored[name] for name in EvaluationSettings.__dataclass_fields__}
-                ),
+                split=str(stored["split"]),
+                seed=int(stored["seed"]),
                 episodes=tuple(Episode(**each) for each in stored["outcomes"]),
                 failures=dict(stored["failures"]),
                 real_steps=int(stored["real_steps"]),
@@ -112,10 +99,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The first policy against the second, on the episodes that both could play."""
+    """The first policy against the second, on the episodes that both have played."""
 
     difference: Estimate
-    """In success; above 0 where the first is better."""
+    """In success; positive if the first is better."""
     first_only: int
     second_only: int
 
@@ -135,19 +122,26 @@ class Comparison:
 async def evaluate(
     factory: EnvironmentFactory,
     make_policy: PolicyFactory,
-    settings: EvaluationSettings,
     *,
-    policy: str,
+    split: str,
+    episodes: int = 200,
+    seed: int = 0,
+    concurrency: int = 64,
+    retries: int = 2,
+    policy: str = "policy",
     on_episode: Callable[[], None] | None = None,
     keep: Path | None = None,
 ) -> Evaluation:
-    """Play the episodes of `settings` with one policy.
+    """Play episodes of one split with one policy.
 
     Args:
-        policy: what it is called in the result.
-        on_episode: called when one has ended.
-        keep: folder for the trajectories, of this policy and these settings alone. Episodes that are there
-            are not played again, so an evaluation that was stopped goes on.
+        seed: chooses the tasks and their randomness.
+        concurrency: concurrent episodes.
+        retries: of an episode whose environment failed.
+        policy: its name in the result.
+        on_episode: called at the end of each episode.
+        keep: directory for the trajectories, of this policy and these arguments only. Episodes in it are not
+            played again, so an interrupted evaluation resumes.
 
     Raises:
         ConfigError: there is no such split.
@@ -155,7 +149,7 @@ async def evaluate(
     """
     began = time.perf_counter()
     metered = StepCounter(factory, on_end=on_episode)
-    tasks = await tasks_of(factory, settings)
+    tasks = await tasks_of(factory, split, episodes, seed)
     with gc_frozen(), nullcontext() if keep is None else TrajectoryWriter(keep) as writer:
         kept = (
             []
@@ -171,13 +165,8 @@ async def evaluate(
             make_policy,
             [tasks[number] for number in missing],
             name="evaluation",
-            seed=settings.seed,
-            settings=GroupSettings(
-                size=1,
-                concurrency=settings.concurrency,
-                retries=settings.retries,
-                limits=Limits(seconds=settings.seconds),
-            ),
+            seed=seed,
+            settings=GroupSettings(size=1, concurrency=concurrency, retries=retries),
             numbers=missing,
             on_group=None if writer is None else lambda group: _keep(writer, group.trajectories[0]),
         )
@@ -185,7 +174,8 @@ async def evaluate(
     return Evaluation(
         policy=policy,
         environment=factory.name,
-        settings=settings,
+        split=split,
+        seed=seed,
         episodes=tuple(episode for _, episode in sorted((behind | played).items())),
         failures={str(kind): count for kind, count in report.failures.items()},
         real_steps=metered.steps + sum(episode.steps for episode in behind.values()),
@@ -193,16 +183,35 @@ async def evaluate(
     )
 
 
-async def tasks_of(factory: EnvironmentFactory, settings: EvaluationSettings) -> list[Task]:
-    """One task per episode; a split with fewer tasks than episodes is gone through again."""
+async def tasks_of(factory: EnvironmentFactory, split: str, episodes: int, seed: int) -> list[Task]:
+    """One task per episode; tasks repeat where a split has fewer."""
+    if factory.splits and split not in factory.splits:
+        raise ConfigError(f"unknown split {split!r} of {factory.name!r}; it has: {', '.join(factory.splits)}")
     try:
-        found = await factory.tasks(settings.split, settings.episodes, seed=settings.seed)
-    except ConfigError:
-        # Fewer tasks than episodes; a split that does not exist raises again, without a count.
-        found = await factory.tasks(settings.split, None, seed=settings.seed)
+        found = await factory.tasks(split, episodes, seed=seed)
+    except ConfigError:  # fewer tasks than episodes
+        found = await factory.tasks(split, None, seed=seed)
     if not found:
-        raise ConfigError(f"split {settings.split!r} of {factory.name!r} holds no tasks")
-    return [found[number % len(found)] for number in range(settings.episodes)]
+        raise ConfigError(f"split {split!r} of {factory.name!r} holds no tasks")
+    return [found[number % len(found)] for number in range(episodes)]
+
+
+def evaluation_split(splits: Sequence[str]) -> str:
+    """The split for final evaluations: the last one that an environment names.
+
+    >>> evaluation_split(("train", "valid_seen", "valid_unseen"))
+    'valid_unseen'
+    """
+    return splits[-1]
+
+
+def validation_split(splits: Sequence[str]) -> str:
+    """The split that selects among policies: the one after the training split.
+
+    >>> validation_split(("train", "valid_seen", "valid_unseen")), validation_split(("train",))
+    ('valid_seen', 'train')
+    """
+    return splits[min(1, len(splits) - 1)]
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
@@ -210,11 +219,10 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     Raises:
         ConfigError: they did not play the same episodes.
     """
-    mine, theirs = first.settings, second.settings
-    if (first.environment, mine.split, mine.seed) != (second.environment, theirs.split, theirs.seed):
+    if (first.environment, first.split, first.seed) != (second.environment, second.split, second.seed):
         raise ConfigError(
-            f"expected evaluations of the same episodes, got {first.environment}/{mine.split} with seed "
-            f"{mine.seed} and {second.environment}/{theirs.split} with seed {theirs.seed}"
+            f"expected evaluations of the same episodes, got {first.environment}/{first.split} with seed "
+            f"{first.seed} and {second.environment}/{second.split} with seed {second.seed}"
         )
     others = {(episode.number, episode.task): episode for episode in second.episodes}
     pairs = [
@@ -229,20 +237,24 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     )
 
 
-def evaluation_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, ...]]:
-    """(policy, family, episodes, success with its interval, steps per episode); all families first."""
+def evaluation_rows(
+    evaluations: Sequence[Evaluation], labels: Sequence[str] | None = None
+) -> list[tuple[str, ...]]:
+    """(policy, family, episodes, success with its interval, steps per episode), all families first."""
     rows: list[tuple[str, ...]] = []
-    for each in evaluations:
+    for label, each in zip(labels or [each.policy for each in evaluations], evaluations, strict=True):
         steps = sum(e.steps for e in each.episodes) / max(1, len(each.episodes))
-        rows.append((each.policy, "all", str(len(each.episodes)), str(each.success), f"{steps:.1f}"))
+        rows.append((label, "all", str(len(each.episodes)), each.success.percent(), f"{steps:.1f}"))
         families = each.by_family()
         if len(families) > 1:
-            rows += [("", family, str(share.count), str(share), "") for family, share in families.items()]
+            rows += [
+                ("", family, str(share.count), share.percent(), "") for family, share in families.items()
+            ]
     return rows
 
 
 def _keep(writer: TrajectoryWriter, trajectory: Trajectory) -> None:
-    """Without the tokens: nobody learns from an evaluation, and prompts grow with every turn."""
+    """Without tokens: no learner reads an evaluation, and prompts grow with every turn."""
     turns = tuple(replace(turn, completion=None) for turn in trajectory.transitions)
     writer.append([replace(trajectory, transitions=turns)])
 

@@ -42,22 +42,6 @@ OnStage: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FidelitySettings:
-    """How much is measured, and how much of it at once."""
-
-    gamma: float = 0.99
-    repeats: int = 2
-    """Dreams of one action list for the replay spread."""
-    near_misses: bool = True
-    """Whether lists with one action left out are tried for dream → real, beside the recorded ones."""
-    in_flight: int = 64
-    engines: int = 8
-    """Real episodes at once."""
-    seed: int = 0
-    """Chooses the action that each near miss leaves out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
     """All that was measured of one experience model."""
 
@@ -92,39 +76,48 @@ async def measure_fidelity(
     *,
     factory: EnvironmentFactory | None = None,
     judge: RubricJudge | None = None,
-    settings: FidelitySettings | None = None,
+    gamma: float = 0.99,
+    repeats: int = 2,
+    near_misses: bool = True,
+    seed: int = 0,
+    concurrency: int = 64,
+    real_concurrency: int = 8,
     on_stage: OnStage | None = None,
 ) -> Fidelity:
     """Every number. `trajectories` are real and of tasks the model never learnt from.
 
     Args:
-        judge: scores the dreams of their actions by the paper's rubrics, if given.
-        on_stage: told how far each stage has come.
+        judge: scores synthetic episodes by the paper's rubrics, if given.
+        gamma: discount of the return gap.
+        repeats: synthetic episodes per action list, for the replay spread.
+        near_misses: also try action lists with one action left out for dream → real.
+        seed: chooses the action that each near miss leaves out.
+        concurrency: concurrent predictions.
+        real_concurrency: concurrent real episodes.
+        on_stage: receives the progress of each stage.
     """
-    settings = settings or FidelitySettings()
 
     def counter(stage: str) -> OnCount | None:
         return functools.partial(on_stage, stage) if on_stage is not None else None
 
-    at_once = settings.in_flight
     steps = await measure_steps(
-        experience_model, annotator, trajectories, in_flight=at_once, on_count=counter("single steps")
+        experience_model, annotator, trajectories, in_flight=concurrency, on_count=counter("single steps")
     )
     lists = [ActionList.of(trajectory) for trajectory in trajectories]
     missed: list[ActionList] = []
-    if factory is not None and settings.near_misses:
-        missed = [near_miss(ActionList.of(each), seed=settings.seed) for each in trajectories if each.success]
+    if factory is not None and near_misses:
+        missed = [near_miss(ActionList.of(each), seed=seed) for each in trajectories if each.success]
     played = await replay_in_dream(
-        experience_model, [*lists * settings.repeats, *missed], in_flight=at_once, on_count=counter("dreams")
+        experience_model, [*lists * repeats, *missed], in_flight=concurrency, on_count=counter("dreams")
     )
-    repeated, tried = played[: len(lists) * settings.repeats], played[len(lists) * settings.repeats :]
+    repeated, tried = played[: len(lists) * repeats], played[len(lists) * repeats :]
     dreams = repeated[: len(lists)]
     back: Transfer | None = None
     back_from_near: Transfer | None = None
     if factory is not None:
         promising = dream_successes([*dreams, *tried])
         replays = await replay_in_reality(
-            factory, promising, in_flight=settings.engines, on_count=counter("in reality")
+            factory, promising, in_flight=real_concurrency, on_count=counter("in reality")
         )
         back = arrived(replays)
         if missed:
@@ -137,8 +130,8 @@ async def measure_fidelity(
         real_to_dream=real_to_dream(trajectories, dreams),
         dream_to_real=back,
         near_misses=back_from_near,
-        replay_spread=replay_spread(repeated, repeats=settings.repeats),
-        theorem=_theorem(steps, settings.gamma),
+        replay_spread=replay_spread(repeated, repeats=repeats),
+        theorem=_theorem(steps, gamma),
         judged=None if judge is None else await judge_trajectories(judge, [d.trajectory for d in dreams]),
         left_out=_left_out(steps, factory),
     )

@@ -1,44 +1,51 @@
-"""How far success in the dream is from success in reality: the quickest sign that a dream is wrong.
+"""The gap between success in the dream and success in reality: the quickest sign of a wrong dream.
 
-In-dream success is a diagnostic and never a result. The policy that practice begins with is known in both
-worlds, though: one that does well in reality and badly in its dream (or the other way round) says that the
-dream, not the policy, is what to look at.
+Success in the dream is a diagnostic, never a result.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from dreamgym.errors import DataError
 from dreamgym.training.metrics import read_metrics
 
-FEW = 3
-"""Steps that are taken together: one alone depends on its tasks."""
-MUCH = 0.25
-"""Practice is warmer than evaluation and its tasks are others: less than that is no sign."""
+MAX_GAP = 0.3
+"""Training samples at a higher temperature than evaluation and on other tasks: a smaller gap is no sign."""
+_STEPS = 3
+"""Training steps per mean: one step depends much on its tasks."""
 
 
-def success_in_dream(metrics: Path) -> dict[str, float]:
-    """Of the first and of the last few steps of practice; nothing if there was none."""
-    shares = [float(row["success"]) for row in read_metrics(metrics, "practice")]
-    if not shares:
+def dream_success(metrics: Path) -> dict[str, float]:
+    """Mean success of the first and of the last training steps in the dream; empty without any."""
+    try:
+        rows = read_metrics(metrics, "train")
+    except DataError:
         return {}
-    return {"first": _mean(shares[:FEW]), "last": _mean(shares[-FEW:])}
+    shares = [float(row["success"]) for row in rows if "synthetic_steps" in row.get("spent", {})]
+    return {"first": _mean(shares[:_STEPS]), "last": _mean(shares[-_STEPS:])} if shares else {}
 
 
-def gap_between(dream: float, real: float) -> str | None:
-    """What to say about the first policy's two rates, if they are far apart.
+def gap_warning(gap: float | None) -> str | None:
+    """The warning for success in the dream minus success in reality, where that is large.
 
-    >>> gap_between(0.40, 0.45) is None
+    >>> gap_warning(0.25) is None
     True
-    >>> gap_between(0.11, 0.85)
-    'the first policy succeeds in 85% of real games and in 11% of dreamt ones: the dream is too hard'
+    >>> gap_warning(0.875)
+    'success in the dream is 88 points above success in reality: the dream rewards what reality does not; \
+measure it (dreamgym experience eval), see where it differs (dreamgym experience audit)'
     """
-    if abs(dream - real) <= MUCH:
+    if gap is None or abs(gap) <= MAX_GAP:
         return None
-    wrong = "too hard" if dream < real else "too easy"
+    if gap < 0:
+        return (
+            f"success in the dream is {-gap * 100:.0f} points below success in reality: the dream refuses "
+            "what reality allows; measure it (dreamgym experience eval)"
+        )
     return (
-        f"the first policy succeeds in {real:.0%} of real games and in {dream:.0%} of dreamt ones: "
-        f"the dream is {wrong}"
+        f"success in the dream is {gap * 100:.0f} points above success in reality: the dream rewards what "
+        "reality does not; measure it (dreamgym experience eval), see where it differs "
+        "(dreamgym experience audit)"
     )
 
 

@@ -39,6 +39,20 @@ class Estimate:
             return "–"
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
+    def percent(self, *, signed: bool = False) -> str:
+        """As per cent; a difference with its sign, in points.
+
+        >>> Estimate(value=0.4, low=0.168, high=0.687, count=10).percent()
+        '40.0% [16.8%, 68.7%]'
+        >>> Estimate(value=-0.15, low=-0.264, high=-0.042, count=60).percent(signed=True)
+        '-15.0 points [-26.4, -4.2]'
+        """
+        if self.value is None or self.low is None or self.high is None:
+            return "–"
+        if signed:
+            return f"{100 * self.value:+.1f} points [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
+
 
 NOTHING = Estimate(value=None, low=None, high=None, count=0)
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.evaluation.sim_real_gap import success_in_dream
+from dreamgym.evaluation.sim_real_gap import dream_success
 from dreamgym.files import atomic_write
 from dreamgym.quickstart.plan import DREAMGYM, SFT, STAGES, Plan
 from dreamgym.training.run_dir import METRICS
@@ -157,7 +157,7 @@ class Progress:
             "difference": {name: after["comparison"][name] for name in _COMPARED},
             "fidelity": found["fidelity"] | {"agreement": found["experience"]["agreement"]},
             "practice": {name: practice[name] for name in ("steps", "ended")}
-            | {"success_in_dream": success_in_dream(out / DREAMGYM / METRICS)},
+            | {"success_in_dream": dream_success(out / DREAMGYM / METRICS)},
             "starts": tried,
             "stages": {
                 stage: {

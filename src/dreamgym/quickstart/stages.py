@@ -12,9 +12,8 @@ from dreamgym.config import Config
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.registry import find_environment, open_environment
-from dreamgym.evaluation.evaluate import EvaluationSettings, compare, evaluate
+from dreamgym.evaluation.evaluate import compare, evaluate
 from dreamgym.evaluation.fidelity import (
-    FidelitySettings,
     OnStage,
     drift_svg,
     markdown_table,
@@ -78,9 +77,8 @@ async def measured(
     try:
         with own_buffer(run) as buffer:
             loaded = load_experience_model(run, retriever=buffer)
-            settings = FidelitySettings(seed=seed)
             found = await measure_fidelity(
-                loaded.model, annotator, trajectories, factory=factory, settings=settings, on_stage=on_stage
+                loaded.model, annotator, trajectories, factory=factory, seed=seed, on_stage=on_stage
             )
     finally:
         await factory.aclose()
@@ -127,7 +125,7 @@ async def first_step(practice: Config, on_progress: OnProgress | None = None) ->
 
     once = practice.train.model_copy(update={"steps": 1})
     found = await train(practice.model_copy(update={"train": once}), on_progress=on_progress)
-    row = read_metrics(once.out / METRICS, "practice")[0]
+    row = read_metrics(once.out / METRICS, "train")[0]
     return {"success": row["success"], "synthetic_steps": found["spent"]["synthetic_steps"]}
 
 
@@ -137,7 +135,6 @@ async def judged(out: Path, plan: Plan, on_episode: Callable[[], None]) -> dict[
     Returns:
         That of the policy which practised, with the comparison and the other one's result in it.
     """
-    settings = EvaluationSettings(split=plan.world.unseen, episodes=plan.evaluation_episodes, seed=plan.seed)
     found = []
     factory = open_environment(plan.env, plan.world.options)
     try:
@@ -145,7 +142,7 @@ async def judged(out: Path, plan: Plan, on_episode: Callable[[], None]) -> dict[
             async with opened_agent(name) as agent:
                 policy = agent.policy_factory(temperature=agent.config.evaluation_temperature)
                 found.append(
-                    await evaluate(factory, policy, settings, policy=agent.name, on_episode=on_episode)
+                    await evaluate(factory, policy, split=plan.world.unseen, episodes=plan.evaluation_episodes, seed=plan.seed, policy=agent.name, on_episode=on_episode)
                 )
     finally:
         await factory.aclose()

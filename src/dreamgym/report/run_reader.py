@@ -125,7 +125,7 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
     problems = Problems()
     run = Run(name=name, path=path, problems=problems)
     rows = _last_of_each(read_rows(path / METRICS, problems))
-    run.practice = [row for row in rows if row.get("kind") == "practice"]
+    run.practice = [row for row in rows if row.get("kind") == "train"]
     run.validation = [
         found for row in rows if row.get("kind") == "evaluation" and (found := _validation(row)) is not None
     ]
@@ -210,7 +210,7 @@ def _validation(row: Row) -> Evaluated | None:
 
 
 def _world(config: Row | None, spent: Row) -> str:
-    world = row_at(config, "train").get("world")
+    world = row_at(config, "train").get("mode")
     if world in ("dream", "real"):
         return str(world)
     return "real" if "real_steps" in spent and "synthetic_steps" not in spent else "dream"

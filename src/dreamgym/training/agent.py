@@ -1,12 +1,14 @@
 """The agent: a language model that acts and learns, from scratch or from pretrained weights.
 
-A run directory keeps a model from scratch in `base/` as it was before its first update, with its tokenizer;
-`run_dir.RunDir` keeps the trained weights. Pretrained weights are not copied: the run's settings name them.
+A run directory keeps a model from scratch, or one from a local directory whose weights are all trained, in
+`base/` as it was before its first update, with its tokenizer; `run_dir.RunDir` keeps the trained weights.
+Other pretrained weights are not copied: the run's settings name them.
 """
 
 from __future__ import annotations
 
 import copy
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -25,7 +27,7 @@ from dreamgym.files import atomic_directory
 from dreamgym.protocols import Environment
 from dreamgym.rollout_groups import PolicyFactory
 from dreamgym.training.model_setup import Precision, check_adapter, load_pretrained, sft_rates
-from dreamgym.training.run_dir import CONFIG, RunDir, named_policy, read_config
+from dreamgym.training.run_dir import CONFIG, RunDir, parse_policy_name, read_config
 from dreamgym.types import Trajectory
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ class Agent:
         Raises:
             ConfigError: there is no such model, or a model from scratch was given no data.
         """
-        run, step = named_policy(model)
+        run, step = parse_policy_name(model)
         if (run / CONFIG).is_file():
             return cls._load_run(run, step, device, settings)
         adapter = {"adapter": "lora", "lora_rank": lora} if lora else {}
@@ -119,7 +121,7 @@ class Agent:
         if not same_policy(begun.agent, config.agent):
             raise ConfigError(f"{run}: its policy was trained with other agent settings than {settings!r}")
         directory = RunDir(run)
-        step = directory.chosen() if step is None else step
+        step = directory.selected_policy() if step is None else step
         weights = directory.policy_weights(step)
         agent = cls._from(open_agent(config, run))
         agent.restore(weights)
@@ -230,6 +232,11 @@ def make_agent(config: Config, trajectories: Sequence[Trajectory], folder: Path)
         check_adapter(config.agent, section="agent")
         if not (folder / BASE).exists():
             _from_scratch(config, trajectories, folder / BASE)
+    elif config.agent.adapter == "none" and not (folder / BASE).exists():
+        source = Path(config.agent.model.removeprefix(HF_PREFIX))
+        if source.is_dir():  # copied: the run must not need a directory that may move
+            with atomic_directory(folder / BASE) as fresh:
+                shutil.copytree(source, fresh, dirs_exist_ok=True)
     return open_agent(config, folder)
 
 
@@ -240,7 +247,7 @@ def open_agent(config: Config, folder: Path) -> Agent:
     """
     agent = config.agent
     from_scratch = not agent.model.startswith(HF_PREFIX)
-    source = f"{HF_PREFIX}{folder / BASE}" if from_scratch else agent.model
+    source = f"{HF_PREFIX}{folder / BASE}" if (folder / BASE).exists() else agent.model
     loaded = load_pretrained(agent, source, config.seed, section="agent", from_scratch=from_scratch)
     loaded.model.eval()
     if agent.gradient_checkpointing:
@@ -251,7 +258,7 @@ def open_agent(config: Config, folder: Path) -> Agent:
 @asynccontextmanager
 async def opened_agent(name: str, *, device: Device = "auto") -> AsyncIterator[Agent]:
     """The agent that ``RUN`` or ``RUN@STEP`` names; closed at the end."""
-    run, step = named_policy(name)
+    run, step = parse_policy_name(name)
     agent = Agent._load_run(run, step, device, {})
     async with agent:
         yield agent

@@ -61,7 +61,7 @@ async def train_dpo(
     try:
         while not dpo.done:
             row = dpo.step()
-            log.append({"kind": "preference", "step": dpo.steps, "pairs": len(pairs), **row})
+            log.append({"kind": "dpo", "step": dpo.steps, "pairs": len(pairs), **row})
             on_update(dpo.steps, row)
             if dpo.steps % _SAVE_EVERY == 0:
                 folder.save(STATE, dpo.state_dict())

@@ -1,8 +1,7 @@
-"""The loop: tasks, rollout groups, an update, the curriculum told, fresh experience and all else kept.
+"""The training loop: sample tasks, run rollout groups, update the policy, update the curriculum, record.
 
-Dream, sim-to-real and real RL are this same loop; they differ in the `EnvironmentFactory` alone. Every draw
-is made from the run's seed and the number of the step, so there are no random states to keep: a run that goes
-on from its checkpoint equals one that never stopped.
+Dream, sim-to-real and real RL use this loop; only the `EnvironmentFactory` differs. Every random draw is
+derived from the run's seed and the step number, so a resumed run equals one that never stopped.
 """
 
 from __future__ import annotations
@@ -12,107 +11,128 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from dreamgym.envs.wrappers import StepCounter
-from dreamgym.errors import BudgetSpentError
+from dreamgym.errors import BudgetSpentError, RolloutsFailingError
 from dreamgym.evaluation.evaluate import Evaluation
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.models.usage import stage
 from dreamgym.protocols import Learner, TaskSource
-from dreamgym.rollout_groups import Breaker, GroupSettings, PolicyFactory, run_groups
+from dreamgym.rollout_groups import Breaker, GroupReport, GroupSettings, PolicyFactory, run_groups
 from dreamgym.rollouts import Origin
-from dreamgym.training.metrics import Row, practice_row
+from dreamgym.seeding import derive_seed
+from dreamgym.training.metrics import Row, train_row
 from dreamgym.training.monitors import Monitors
 from dreamgym.training.run_recorder import RunRecorder
 
 OnStep = Callable[[Row, list[str]], None]
-"""Told the metrics of each step or evaluation, and what the monitors warn of."""
+"""Takes the metrics of each step or evaluation, and the monitors' warnings."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """The parts of a run; `ledger` knows how far it is."""
+    """The parts of a run; `recorder` holds its progress."""
 
     tasks: TaskSource
     factory: StepCounter
     make_policy: PolicyFactory
     learner: Learner
     monitors: Monitors
-    ledger: RunRecorder
+    recorder: RunRecorder
     groups: GroupSettings
     breaker: Breaker
     origin: Callable[[], Origin]
     evaluate: Callable[[], Awaitable[Evaluation]] | None
-    """In reality, on a validation split; None where not even that is allowed."""
+    """In the real environment, on the validation split; None for no evaluation."""
     seed: int
+    horizon: int | None = None
+    """Actions after which the environment truncates an episode, if known."""
     refusals: tuple[str, ...] = ()
     on_step: OnStep = lambda row, warnings: None
-    dreamt: float | None = None
+    dream_success: float | None = None
     """Success of the last step in the dream."""
 
     async def run(self) -> str:
-        """Until the last step or the end of the budget; returns why it ended."""
+        """Train until the last step or the end of the budget; returns why it ended.
+
+        Raises:
+            RolloutsFailingError: not one episode could be played.
+        """
         with gc_frozen():
-            return await self._steps()
+            ended = await self._steps()
+        recorder = self.recorder
+        if recorder.done and not recorder.episodes and recorder.last_failure is not None:
+            raise RolloutsFailingError(
+                f"every rollout of {recorder.done} steps failed, so nothing was learnt; "
+                f"the last failure: {recorder.last_failure}"
+            )
+        return ended
 
     async def _steps(self) -> str:
-        ledger, config = self.ledger, self.ledger.config
+        recorder, config = self.recorder, self.recorder.config
         try:
             while True:
-                due = config.evaluate_every and ledger.done % config.evaluate_every == 0
-                if self.evaluate is not None and due and ledger.evaluated != ledger.done:
+                due = config.evaluate_every and recorder.done % config.evaluate_every == 0
+                if self.evaluate is not None and due and recorder.evaluated != recorder.done:
                     with stage("evaluation"):
                         found = await self.evaluate()
-                    row = ledger.keep_evaluation(found, self.dreamt)
+                    row = recorder.record_evaluation(found, self.dream_success)
                     self.on_step(row, self.monitors.watch_gap(row))
-                if ledger.real_left == 0:
-                    return f"{ledger.spent['real_steps']:.0f} real steps are used"
-                if ledger.late:
-                    return f"{config.seconds:g} seconds of practice are used"
-                if ledger.done >= config.steps:
-                    return f"{ledger.done} steps are done"
-                with stage("practice"):
+                if recorder.real_left == 0:
+                    return f"{recorder.spent['real_steps']} real steps are used"
+                if recorder.out_of_time:
+                    return f"{config.seconds:g} seconds of training are used"
+                if recorder.done >= config.steps:
+                    return f"{recorder.done} steps are done"
+                with stage("train"):
                     await self._step()
-        except BudgetSpentError as error:  # nothing broke: this run has had what it was given
+        except BudgetSpentError as error:  # not a failure: the run has used its budget
             return str(error)
         finally:
-            if ledger.whole:  # also after Ctrl-C or a failure: the next run goes on from here
-                ledger.checkpoint()
+            if recorder.consistent:  # also after Ctrl-C or a failure: the next run resumes here
+                recorder.checkpoint()
 
     async def _step(self) -> None:
-        ledger, number, began = self.ledger, self.ledger.done, time.perf_counter()
-        steps_before = self.factory.steps
+        recorder, number = self.recorder, self.recorder.done
+        report = await self._rollouts(number)
+        if len(report.dropped) > 1 and not report.groups and self.groups.failure_limit < 1:
+            return  # an outage, not one bad task: the same step again, until it works or the breaker raises
+        began = time.perf_counter()
+        recorder.consistent = False
+        update = self.learner.update(report.groups)
+        recorded = await self.tasks.record(report.groups)
+        recorder.done += 1
+        recorder.episodes += sum(len(group.trajectories) for group in report.groups)
+        recorder.spend("update_seconds", time.perf_counter() - began)
+        row = train_row(number, report, update, refusals=self.refusals) | {"tasks": dict(recorded)}
+        recorder.last_failure = row["last_failure"] or recorder.last_failure
+        recorder.consistent = True
+        self.dream_success = row["success"] if self.origin().source == "synthetic" else None
+        warnings = self.monitors.watch(row)
+        await recorder.record_step(row, report.groups)
+        self.on_step(row, warnings)
+        self.monitors.check()
+
+    async def _rollouts(self, number: int) -> GroupReport:
+        recorder, before, began = self.recorder, self.factory.steps, time.perf_counter()
         report = await run_groups(
             self.factory,
             self.make_policy,
             await self.tasks.sample(self._count()),
-            name=f"{ledger.folder.path.name}-{number:06d}",
-            seed=self.seed * 100_003 + number,
+            name=f"{recorder.run_dir.path.name}-{number:06d}",
+            seed=derive_seed(self.seed, "step", number),
             settings=self.groups,
             origin=self.origin(),
             breaker=self.breaker,
         )
-        rolled_out = time.perf_counter()
-        ledger.spend(f"{self.origin().source}_steps", self.factory.steps - steps_before)
-        ledger.spend("rollout_seconds", rolled_out - began)
-        if len(report.dropped) > 1 and not report.groups and self.groups.failure_limit < 1:
-            # Not one bad task, but an outage: the same step again, until it works or the breaker gives up.
-            return
-        ledger.whole = False
-        learnt = self.learner.update(report.groups)
-        told = await self.tasks.record(report.groups)
-        ledger.done += 1
-        ledger.spend("update_seconds", time.perf_counter() - rolled_out)
-        row = practice_row(number, report, learnt, refusals=self.refusals) | {"tasks": dict(told)}
-        ledger.whole = True
-        self.dreamt = row["success"] if self.origin().source == "synthetic" else None
-        warnings = self.monitors.watch(row)
-        await ledger.keep(row, report.groups)
-        self.on_step(row, warnings)
-        self.monitors.check()
+        recorder.spend(f"{self.origin().source}_steps", self.factory.steps - before)
+        recorder.spend("rollout_seconds", time.perf_counter() - began)
+        return report
 
     def _count(self) -> int:
-        """Tasks of the next step: fewer where the real steps that are left will not do for all."""
-        ledger, most = self.ledger, self.ledger.config.tasks_per_step
-        if ledger.real_left is None or not ledger.done:
+        """Tasks of the next step: no more groups than the remaining real steps pay for at their longest, but
+        at least one. So a run exceeds its budget by less than one rollout group."""
+        recorder, most = self.recorder, self.recorder.config.tasks_per_step
+        if recorder.real_left is None:
             return most
-        of_each = ledger.spent["real_steps"] / (ledger.done * most)
-        return max(1, min(most, int(ledger.real_left / max(of_each, 1.0))))
+        if self.horizon is None:  # unknown: one group at a time
+            return 1
+        return max(1, min(most, recorder.real_left // (self.horizon * self.groups.size)))

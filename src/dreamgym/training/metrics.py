@@ -1,21 +1,22 @@
-"""What a run tells of itself while it goes on: one line of JSON per step, only ever appended.
+"""The metrics of a run: one JSON object per step, append-only.
 
-A step that a crash took back is played again and told again; of two lines about the same the last one holds.
+A step that a crash undid is repeated and logged again; of two rows of the same step the last one counts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dreamgym.curriculum.entropy import reward_entropy
 from dreamgym.envs.synthetic import UNREADABLE
 from dreamgym.errors import DataError
 from dreamgym.files import AppendLog
 from dreamgym.rollout_groups import GroupReport
-from dreamgym.types import RolloutGroup, Trajectory
+from dreamgym.types import Trajectory
 
 Row = dict[str, Any]
 
@@ -42,7 +43,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path, kind: str | None = None) -> list[Row]:
-    """The rows of a run in the order of their steps, of one kind or of all.
+    """The rows of a run in order of steps, of one kind or all.
 
     Raises:
         DataError: there is no such file.
@@ -62,30 +63,30 @@ def read_metrics(path: Path, kind: str | None = None) -> list[Row]:
     return [last[key] for key in sorted(last, key=lambda key: (key[1], key[0]))]
 
 
-def practice_row(
+def train_row(
     step: int,
     report: GroupReport,
-    learnt: Mapping[str, Any],
+    update: Mapping[str, Any],
     *,
     refusals: Collection[str] = (),
 ) -> Row:
-    """What came of one step; shares and means are over its episodes or turns."""
-    members = list(_members(report.groups))
+    """The metrics of one training step; shares and means are over its episodes or turns."""
+    members = [each for group in report.groups for each in group.trajectories]
     turns = [turn for member in members for turn in member.transitions]
-    written = [len(turn.completion.token_ids) for turn in turns if turn.completion is not None]
-    asked = len(report.groups) + len(report.dropped)
+    lengths = [len(turn.completion.token_ids) for turn in turns if turn.completion is not None]
+    returns = [[each.total_reward for each in group.trajectories] for group in report.groups]
     return {
-        "kind": "practice",
+        "kind": "train",
         "step": step,
         "groups": len(report.groups),
         "dropped": {str(kind): count for kind, count in report.failures.items()},
-        "failure_share": _share(len(report.dropped), asked),
+        "failure_share": _share(len(report.dropped), len(report.groups) + len(report.dropped)),
         "last_failure": report.dropped[-1].message[:300] if report.dropped else None,
         "episodes": len(members),
         "turns": len(turns),
         "success": _share(sum(member.success for member in members), len(members)),
         "return_mean": _share(sum(member.total_reward for member in members), len(members)),
-        "reward_entropy": _mean([mean_reward_entropy(group) for group in report.groups]),
+        "reward_entropy": _mean([reward_entropy(each) for each in returns]),
         "truncated_share": _share(sum(_truncated(member) for member in members), len(members)),
         "refused_share": _share(sum(turn.outcome.next_state.text in refusals for turn in turns), len(turns)),
         "unreadable_share": _share(
@@ -93,30 +94,19 @@ def practice_row(
         ),
         "repeated_share": _mean([repeated_share(member) for member in members]),
         "episode_turns": _mean([float(len(member)) for member in members]),
-        "reply_tokens": _mean([float(count) for count in written]),
-        "learner": {name: value for name, value in learnt.items() if name != "groups"},
+        "reply_tokens": _mean([float(length) for length in lengths]),
+        "learner": {name: value for name, value in update.items() if name != "groups"},
     }
 
 
-def mean_reward_entropy(group: RolloutGroup) -> float:
-    """The variance of the returns in a group (the paper's V_τ)."""
-    returns = [member.total_reward for member in group.trajectories]
-    mean = sum(returns) / len(returns)
-    return sum((each - mean) ** 2 for each in returns) / len(returns)
-
-
 def repeated_share(trajectory: Trajectory) -> float:
-    """How many of an episode's states had been seen in it before."""
+    """The share of an episode's states that occurred in it before."""
     seen = {trajectory.start.text}
     again = 0
     for transition in trajectory.transitions:
         again += transition.outcome.next_state.text in seen
         seen.add(transition.outcome.next_state.text)
     return _share(again, len(trajectory))
-
-
-def _members(groups: Sequence[RolloutGroup]) -> Iterator[Trajectory]:
-    return (trajectory for group in groups for trajectory in group.trajectories)
 
 
 def _truncated(trajectory: Trajectory) -> bool:

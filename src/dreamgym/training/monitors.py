@@ -1,53 +1,47 @@
-"""Notices when practice has stopped being practice: warns first, then stops the run while it can be mended.
+"""Collapse monitors: warn, then stop a run that no longer learns.
 
-Each monitor looks at the metrics of one step and says yes or no. What is bad for `patience` steps in a row is
-told; what goes on for as many again ends the run. Good steps between start the count anew.
+Each monitor tests the metrics of one step. A sign that lasts for `train.monitor_patience` steps is a warning;
+after twice as many the run stops. A good step resets the count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from dreamgym.config import TrainConfig
 from dreamgym.errors import TrainingCollapsedError
+from dreamgym.evaluation.sim_real_gap import gap_warning
 from dreamgym.types import JsonValue
 
-_GOOD = 0.9
-"""A policy that succeeds this often may be as sure of itself as it likes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorSettings:
-    """Limits beyond which a step is a bad sign."""
-
-    patience: int = 10
-    action: Literal["stop", "warn", "off"] = "stop"
-    entropy_floor: float = 0.05
-    """Share of the entropy of the first step."""
-    repeated_limit: float = 0.8
-    refused_limit: float = 0.9
-    failure_limit: float = 0.5
-    gap_limit: float = 0.3
-    """Success in the dream less success in reality."""
-    reply_limit: int | None = None
-    """Tokens at which a reply is cut off."""
-
+GOOD_RETURN = 0.9
+"""Above this mean return a low entropy is no sign of collapse."""
+MIN_ENTROPY = 0.05
+"""As a share of the entropy of the first step."""
+MAX_REPEATED = 0.8
+MAX_REFUSED = 0.9
+MAX_FAILED = 0.5
 
 Sign = Callable[[Mapping[str, Any], "Monitors"], bool]
 
 
 class Monitors:
-    """Watches the rows of a run, one step after another."""
+    """Watches the metrics of a run, step by step."""
 
-    def __init__(self, settings: MonitorSettings) -> None:
-        self.settings = settings
+    def __init__(self, config: TrainConfig, *, max_tokens: int | None = None) -> None:
+        """
+        Args:
+            max_tokens: length at which a reply is cut off.
+        """
+        self.max_tokens = max_tokens
         self.first_entropy: float | None = None
+        self._action = config.monitors
+        self._patience = config.monitor_patience
         self._bad: dict[str, int] = {}
 
     def watch(self, row: Mapping[str, Any]) -> list[str]:
-        """What is worth a warning after this step."""
-        if self.settings.action == "off":
+        """Warnings after this step."""
+        if self._action == "off":
             return []
         entropy = row["learner"].get("entropy")
         if self.first_entropy is None and entropy is not None:
@@ -55,30 +49,25 @@ class Monitors:
         warnings = []
         for name, (sign, advice) in _SIGNS.items():
             self._bad[name] = self._bad.get(name, 0) + 1 if sign(row, self) else 0
-            if self._bad[name] == self.settings.patience:
+            if self._bad[name] == self._patience:
                 warnings.append(f"{name} for {self._bad[name]} steps: {advice}")
         return warnings
 
     def check(self) -> None:
         """
         Raises:
-            TrainingCollapsedError: something was bad for too long.
+            TrainingCollapsedError: a sign lasted too long.
         """
         for name, steps in self._bad.items():
-            if steps >= 2 * self.settings.patience and self.settings.action == "stop":
+            if steps >= 2 * self._patience and self._action == "stop":
                 raise TrainingCollapsedError(
-                    f"{name} for {steps} steps: {_SIGNS[name][1]}; train.monitors=warn goes on nevertheless"
+                    f"{name} for {steps} steps: {_SIGNS[name][1]}; train.monitors=warn continues nevertheless"
                 )
 
     def watch_gap(self, row: Mapping[str, Any]) -> list[str]:
-        """What is worth a warning after an evaluation: a dream in which far more succeeds than in reality."""
-        gap = row.get("gap")
-        if self.settings.action == "off" or gap is None or gap <= self.settings.gap_limit:
-            return []
-        return [
-            f"in the dream {gap:.0%} more of the episodes succeed than in reality: what is rewarded there is "
-            "not what counts; measure the experience model (dreamgym experience eval), or use reward sheet"
-        ]
+        """Warnings after an evaluation."""
+        warning = None if self._action == "off" else gap_warning(row.get("gap"))
+        return [] if warning is None else [warning]
 
     def state_dict(self) -> dict[str, JsonValue]:
         return {"first_entropy": self.first_entropy, "bad": dict(self._bad)}
@@ -88,65 +77,49 @@ class Monitors:
         self._bad = dict(stored["bad"])
 
 
-def _nothing_earned(row: Mapping[str, Any], _: Monitors) -> bool:
+def _no_reward(row: Mapping[str, Any], _: Monitors) -> bool:
     return bool(row["episodes"] > 0 and row["return_mean"] == 0)
 
 
-def _entropy_gone(row: Mapping[str, Any], monitors: Monitors) -> bool:
+def _low_entropy(row: Mapping[str, Any], monitors: Monitors) -> bool:
     entropy, first = row["learner"].get("entropy"), monitors.first_entropy
-    if entropy is None or first is None or row["return_mean"] >= _GOOD:
+    if entropy is None or first is None or row["return_mean"] >= GOOD_RETURN:
         return False
-    return bool(entropy < monitors.settings.entropy_floor * first)
+    return bool(entropy < MIN_ENTROPY * first)
 
 
-def _in_circles(row: Mapping[str, Any], monitors: Monitors) -> bool:
-    return bool(row["repeated_share"] > monitors.settings.repeated_limit)
-
-
-def _refused(row: Mapping[str, Any], monitors: Monitors) -> bool:
-    return bool(row["refused_share"] > monitors.settings.refused_limit)
-
-
-def _unreadable(row: Mapping[str, Any], monitors: Monitors) -> bool:
-    return bool(row.get("unreadable_share", 0.0) > monitors.settings.failure_limit)
-
-
-def _failing(row: Mapping[str, Any], monitors: Monitors) -> bool:
-    return bool(row["failure_share"] > monitors.settings.failure_limit)
-
-
-def _cut_off(row: Mapping[str, Any], monitors: Monitors) -> bool:
-    limit = monitors.settings.reply_limit
+def _truncated_replies(row: Mapping[str, Any], monitors: Monitors) -> bool:
+    limit = monitors.max_tokens
     return limit is not None and limit > 1 and bool(row["reply_tokens"] > 0.95 * limit)
 
 
 _SIGNS: dict[str, tuple[Sign, str]] = {
     "no reward at all": (
-        _nothing_earned,
-        "nothing can be learnt from it; warm-start longer, choose easier tasks or larger groups",
+        _no_reward,
+        "there is nothing to learn from; use a longer warm start, easier tasks or larger groups",
     ),
-    "entropy near nothing": (
-        _entropy_gone,
+    "entropy near zero": (
+        _low_entropy,
         "the policy no longer explores; lower learner.learning_rate, raise learner.entropy_coef or kl_coef",
     ),
-    "episodes in circles": (
-        _in_circles,
-        "nearly all states had been there before; look at the saved trajectories",
+    "repeated states": (
+        lambda row, _: bool(row["repeated_share"] > MAX_REPEATED),
+        "nearly all states occurred before in their episode; look at the saved trajectories",
     ),
     "nearly every action refused": (
-        _refused,
-        "the policy has lost the form of actions; go back to an earlier policy, or warm-start longer",
+        lambda row, _: bool(row["refused_share"] > MAX_REFUSED),
+        "the policy has lost the format of actions; use an earlier policy, or a longer warm start",
     ),
-    "most replies of the experience model unreadable": (
-        _unreadable,
-        "it does not know what the policy does; warm-start longer, or teach it longer",
+    "most predictions unreadable": (
+        lambda row, _: bool(row.get("unreadable_share", 0.0) > MAX_FAILED),
+        "the experience model does not know these actions; fine-tune it longer, or use a longer warm start",
     ),
     "most rollout groups failing": (
-        _failing,
-        "the metrics count them by kind under dropped; the experience model or the environment is broken",
+        lambda row, _: bool(row["failure_share"] > MAX_FAILED),
+        "see `dropped` in the metrics: the experience model or the environment is broken",
     ),
     "replies cut off": (
-        _cut_off,
-        "they run into agent.max_tokens; the policy has lost the end of a reply",
+        _truncated_replies,
+        "they reach agent.max_tokens; the policy no longer ends its replies",
     ),
 }

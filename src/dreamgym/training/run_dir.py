@@ -1,16 +1,19 @@
-"""The folder of a run: all that going on, evaluating and reporting need, and safe against being cut off.
+"""The run directory: everything that resuming, evaluating and reporting need; a crash never damages it.
 
-config.json       every setting, as the run was begun
-base/             a model from scratch before its first update, with its tokenizer
-warm_start.pt     while the warm start goes on
-checkpoint.pt     the newest state of everything; replaced whole or not at all
-policies/         what had been learnt at certain steps: light, for evaluation to choose among
-metrics.jsonl     one line per step
-trajectories/     a few rollout groups of every step, to look at
-predictions.jsonl what the experience model was shown and changed in them
+config.json       every setting of the run
+base/             the model before its first update, with its tokenizer
+warm_start.pt     state of the warm start
+checkpoint.pt     the newest state of everything, replaced atomically
+policies/         trainable weights at certain steps
+metrics.jsonl     one row per step
+trajectories/     a few rollout groups of every step
+predictions.jsonl demonstrations and changes behind their steps
 replay.sqlite     the replay buffer, fresh transitions included
-policy/           the policy at the end, in the Hugging Face format
-summary.json      what it came to
+policy/           the selected policy in the Hugging Face format
+summary.json      the result
+
+Paths in config.json are absolute, and a policy needs nothing outside of its directory but the pretrained
+weights under a LoRA adapter: a run can be moved, and used from any working directory.
 """
 
 from __future__ import annotations
@@ -20,56 +23,52 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
-from dreamgym.config import Config, config_json, validate
+from dreamgym.config import HF_PREFIX, Config, config_json, validate
 from dreamgym.errors import ConfigError, DataError, StoreError
 from dreamgym.files import atomic_write, lock_directory, write_text
 
 CONFIG, CHECKPOINT, WARM_START, METRICS = "config.json", "checkpoint.pt", "warm_start.pt", "metrics.jsonl"
 POLICIES, TRAJECTORIES, BUFFER = "policies", "trajectories", "replay.sqlite"
-EXPORT, SUMMARY, CHOSEN = "policy", "summary.json", "chosen.json"
+EXPORT, SUMMARY, SELECTED = "policy", "summary.json", "selected.json"
 
 _MAY_CHANGE = frozenset(
     {
         *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens"),
         *("train.out", "train.steps", "train.real_steps", "train.seconds", "train.concurrency"),
         *("train.retries", "train.save_policy_every", "train.save_groups", "train.monitors"),
-        *(
-            "train.monitor_patience",
-            "train.max_failure_rate",
-            "train.failure_pause_seconds",
-            "train.max_episode_seconds",
-        ),
+        *("train.monitor_patience", "train.max_failure_rate", "train.failure_pause_seconds"),
+        *("train.max_episode_seconds",),
         *("train.evaluate_every", "train.evaluate_split", "train.evaluate_episodes"),
     }
 )
-"""Settings that may differ when a run goes on; sections that training does not use may differ too."""
+"""Settings that may differ when a run resumes; sections that training does not use may differ too."""
 _NOT_USED = ("collect.", "experience.", "endpoints.", "budget.")
 
 
 class RunDir:
-    """One run on disk, held by one process at a time."""
+    """One run on disk, locked by one process at a time."""
 
     def __init__(self, path: Path, lock: IO[bytes] | None = None) -> None:
         self.path = path
         self._lock = lock
 
     @classmethod
-    def begin(cls, config: Config) -> Self:
-        """Take the folder of `config.train.out`, new or to go on with.
+    def open(cls, config: Config) -> Self:
+        """Lock the directory `config.train.out`, new or to be resumed.
 
         Raises:
             StoreError: another process holds it, or it cannot be written.
-            ConfigError: it was begun with other settings.
+            ConfigError: it was started with other settings.
         """
-        path = config.train.out
+        path, config = config.train.out, with_absolute_paths(config)
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = lock_directory(path)
         except OSError as error:
-            raise StoreError(f"{path}: cannot open for writing: {error}") from None
+            raise StoreError(f"{path}: cannot create the run directory: {error.strerror}") from None
         try:
             if (path / CONFIG).exists():
-                check_goes_on(path, read_config(path), config)
+                check_resumable(path, read_config(path), config)
             else:
                 write_text(path / CONFIG, config_json(config) + "\n")
         except BaseException:
@@ -81,10 +80,16 @@ class RunDir:
         if self._lock is not None:
             self._lock.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def save(self, name: str, state: Mapping[str, Any]) -> None:
         """
         Raises:
-            StoreError: it cannot be written; what was there before still is.
+            StoreError: it cannot be written; the previous version is unchanged.
         """
         import torch
 
@@ -94,11 +99,11 @@ class RunDir:
         except RuntimeError as error:  # how torch reports that a disk is full
             raise StoreError(
                 f"{self.path / name}: cannot write: {str(error).splitlines()[0]}; most likely the disk is "
-                "full; make room and run again"
+                "full; free some space and run again"
             ) from None
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """None where there is none.
+        """None if there is no such file.
 
         Raises:
             StoreError: it cannot be read.
@@ -109,10 +114,10 @@ class RunDir:
         if not path.exists():
             return None
         try:
-            # Only plain values and tensors: a checkpoint of somebody else's must not run code.
+            # Only plain values and tensors: a checkpoint from elsewhere must not run code.
             found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # damaged in whichever way
-            raise StoreError(f"{path}: cannot be read: {error}; remove it to start anew") from None
+        except Exception as error:  # any damage
+            raise StoreError(f"{path}: cannot be read: {error}; remove it to start again") from None
         return found
 
     def save_policy(self, step: int, weights: Mapping[str, Any]) -> None:
@@ -121,72 +126,98 @@ class RunDir:
     def policy_weights(self, step: int) -> dict[str, Any]:
         found = self.load(f"{POLICIES}/{step:06d}.pt")
         if found is None:
-            known = ", ".join(map(str, self.kept_policies())) or "none yet"
-            raise ConfigError(f"{self.path}: no policy of step {step} was kept; there are: {known}")
+            known = ", ".join(map(str, self.saved_policies())) or "none yet"
+            raise ConfigError(f"{self.path}: no policy of step {step} was saved; there are: {known}")
         weights: dict[str, Any] = found["weights"]
         return weights
 
-    def kept_policies(self) -> list[int]:
+    def saved_policies(self) -> list[int]:
         return sorted(int(file.stem) for file in (self.path / POLICIES).glob("*.pt") if file.stem.isdecimal())
 
-    def choose(self, step: int, why: Mapping[str, Any]) -> None:
-        """Note that this policy is the one to use."""
-        write_text(self.path / CHOSEN, json.dumps({"step": step, **why}, indent=2) + "\n")
+    def select_policy(self, step: int, why: Mapping[str, Any]) -> None:
+        """Make this policy the one that the run's name stands for."""
+        write_text(self.path / SELECTED, json.dumps({"step": step, **why}, indent=2) + "\n")
 
-    def chosen(self) -> int:
-        """The policy to use: the one that validation chose, else the newest that was kept.
+    def selected_policy(self) -> int:
+        """Its step: the one that validation selected, else the newest saved one.
 
         Raises:
             DataError: there is none.
         """
-        kept = self.kept_policies()
-        if not kept:
-            raise DataError(f"{self.path}: expected the folder of a training run, it holds no policy")
+        saved = self.saved_policies()
+        if not saved:
+            raise DataError(f"{self.path}: expected a training run, found no saved policy")
         try:
-            step = json.loads((self.path / CHOSEN).read_text(encoding="utf-8"))["step"]
+            step = json.loads((self.path / SELECTED).read_text(encoding="utf-8"))["step"]
         except (OSError, ValueError, KeyError, TypeError):
-            return kept[-1]
-        return step if step in kept else kept[-1]
+            return saved[-1]
+        return step if step in saved else saved[-1]
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended; it may be resumed with more steps."""
+        return (self.path / SUMMARY).exists()
 
 
 def read_config(run: Path) -> Config:
-    """The settings that a run was begun with.
+    """The settings of a run.
 
     Raises:
-        DataError: the folder is not that of a training run.
+        DataError: the directory is not a training run.
     """
     try:
         return validate(Config, json.loads((run / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, ConfigError) as error:
-        raise DataError(f"{run}: expected the folder of a training run, {error}") from None
+        raise DataError(f"{run}: expected a training run, {error}") from None
 
 
-def named_policy(name: str) -> tuple[Path, int | None]:
-    """The run and the step that ``RUN`` or ``RUN@STEP`` names; None for the policy that was chosen.
+def parse_policy_name(name: str) -> tuple[Path, int | None]:
+    """Run and step of ``RUN`` or ``RUN@STEP``; None for the selected policy.
 
-    >>> named_policy("runs/agent@20")
+    >>> parse_policy_name("runs/agent@20")
     (PosixPath('runs/agent'), 20)
-    >>> named_policy("runs/agent")
+    >>> parse_policy_name("runs/agent")
     (PosixPath('runs/agent'), None)
     """
     run, at, step = name.rpartition("@")
     return (Path(run), int(step)) if at and step.isdecimal() else (Path(name), None)
 
 
-def check_goes_on(path: Path, begun: Config, asked: Config) -> None:
+def check_resumable(path: Path, stored: Config, given: Config) -> None:
     """
     Raises:
-        ConfigError: a setting differs that makes another run of it.
+        ConfigError: a setting differs that must not change within a run.
     """
-    theirs, mine = _flat(begun.model_dump(mode="json")), _flat(asked.model_dump(mode="json"))
-    for name in sorted(theirs.keys() | mine.keys()):
+    old, new = _flat(stored.model_dump(mode="json")), _flat(given.model_dump(mode="json"))
+    for name in sorted(old.keys() | new.keys()):
         if name in _MAY_CHANGE or name.startswith(_NOT_USED):
             continue
-        if theirs.get(name) != mine.get(name):
+        if old.get(name) != new.get(name):
             raise ConfigError(
-                f"{path} was begun with {name}={theirs.get(name)!r}, now {mine.get(name)!r} is asked for; "
-                "choose another --out, or the same settings to go on"
+                f"{path} was started with {name}={old.get(name)!r}, got {new.get(name)!r}; "
+                "choose another --out, or use the same settings to resume"
             )
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The settings with absolute paths of data, experience model, initial policy and local model."""
+    train, agent = config.train, config.agent
+    model = agent.model
+    if model.startswith(HF_PREFIX) and Path(model.removeprefix(HF_PREFIX)).is_dir():
+        model = f"{HF_PREFIX}{Path(model.removeprefix(HF_PREFIX)).absolute()}"
+    paths = {
+        "data": [_absolute(source) for source in train.data],
+        "experience": None if train.experience is None else _absolute(train.experience),
+        "init_from": None if train.init_from is None else str(Path(train.init_from).absolute()),
+    }
+    return config.model_copy(
+        update={"train": train.model_copy(update=paths), "agent": agent.model_copy(update={"model": model})}
+    )
+
+
+def _absolute(name: str) -> str:
+    """A path as an absolute one; ``builtin:NAME`` and names of language models unchanged."""
+    return name if ":" in name and not Path(name).exists() else str(Path(name).absolute())
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

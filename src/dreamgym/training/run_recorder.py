@@ -1,4 +1,4 @@
-"""What a run keeps of its steps: metrics, trajectories, checkpoints, replay buffer, and what it has spent."""
+"""Records a run: metrics, trajectories, checkpoints, replay buffer, and steps and seconds used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dreamgym.types import RolloutGroup, Trajectory
 
 
 class Stateful(Protocol):
-    """A part of a run that can be stopped and gone on with."""
+    """A part of a run whose state a checkpoint holds."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -28,115 +28,123 @@ class Stateful(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class RunRecorder:
-    """How far a run is, and all of it that outlives the process."""
+    """The progress of a run, and everything of it that is written to disk."""
 
     config: TrainConfig
-    folder: RunDir
+    run_dir: RunDir
     log: MetricsLog
-    keeper: TrajectoryWriter
+    trajectories: TrajectoryWriter
     parts: Mapping[str, Stateful]
-    """What a checkpoint is made of."""
+    """The parts of a checkpoint."""
     weights: Callable[[], Mapping[str, Any]]
-    """What has been learnt, for a policy to be kept."""
+    """The trainable weights, to save a policy."""
     buffer: ReplayBuffer | None = None
     predictions: MetricsLog | None = None
-    """What was behind the steps of kept episodes, in the dream."""
+    """Demonstrations and changes behind the saved synthetic episodes."""
     done: int = 0
-    """Steps behind us."""
+    """Finished steps."""
+    episodes: int = 0
+    """Episodes that were played to their end."""
+    last_failure: str | None = None
     spent: dict[str, float] = field(default_factory=dict)
-    """Real and synthetic steps and seconds so far."""
-    whole: bool = True
+    """Real steps, synthetic steps and seconds so far."""
+    consistent: bool = True
     """Whether all parts are at the end of the same step."""
     fresh: list[Trajectory] = field(default_factory=list)
     """Played since the last checkpoint."""
     evaluated: int = -1
     """The step of the last evaluation."""
     best: float = -1.0
-    """Real success of the chosen policy on the validation split."""
+    """Real success of the selected policy on the validation split."""
 
     def spend(self, what: str, amount: float) -> None:
         self.spent[what] = self.spent.get(what, 0) + amount
 
     @property
-    def real_left(self) -> float | None:
-        """Real steps that may still be taken; None where nobody counts."""
+    def real_left(self) -> int | None:
+        """Real steps left in the budget; None without a budget."""
         if self.config.mode != "real" or self.config.real_steps is None:
             return None
-        return max(0.0, self.config.real_steps - self.spent.get("real_steps", 0))
+        return max(0, self.config.real_steps - int(self.spent.get("real_steps", 0)))
 
     @property
-    def late(self) -> bool:
-        """Whether practice has taken the seconds that it was given; evaluations do not count."""
-        taken = self.spent.get("rollout_seconds", 0.0) + self.spent.get("update_seconds", 0.0)
-        return self.config.seconds is not None and taken >= self.config.seconds
+    def out_of_time(self) -> bool:
+        """Whether training has used its seconds; evaluations do not count."""
+        used = self.spent.get("rollout_seconds", 0.0) + self.spent.get("update_seconds", 0.0)
+        return self.config.seconds is not None and used >= self.config.seconds
 
-    async def keep(self, row: Row, groups: Sequence[RolloutGroup]) -> None:
-        """Keep what a step has left; at a checkpoint, all that the next step depends on."""
+    async def record_step(self, row: Row, groups: Sequence[RolloutGroup]) -> None:
+        """Write the metrics and trajectories of a step; every `checkpoint_every` steps, a checkpoint."""
         self.log.append(row | {"spent": dict(self.spent)})
-        kept = [each for group in groups[: self.config.save_groups] for each in group.trajectories]
-        self.keeper.append(kept)
+        saved = [each for group in groups[: self.config.save_groups] for each in group.trajectories]
+        self.trajectories.append(saved)
         if self.predictions is not None:
-            for each in kept:
+            for each in saved:
                 for step in prediction_rows(each):
                     self.predictions.append(step)
         self.fresh += [each for group in groups for each in group.trajectories]
         if self.done % self.config.save_policy_every == 0:
-            self.folder.save_policy(self.done, self.weights())
+            self.run_dir.save_policy(self.done, self.weights())
         if self.done % self.config.checkpoint_every == 0:
             self.checkpoint()
-            await self.remember()
+            await self.update_buffer()
 
     def checkpoint(self) -> None:
         state = {
             "done": self.done,
+            "episodes": self.episodes,
             "spent": dict(self.spent),
             "evaluated": self.evaluated,
             "best": self.best,
             "fresh": [encode_trajectory(each) for each in self.fresh] if self.buffer is not None else [],
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
         }
-        self.folder.save(CHECKPOINT, state)
+        self.run_dir.save(CHECKPOINT, state)
 
     async def resume(self) -> bool:
-        """Go on from the checkpoint, if there is one."""
-        state = self.folder.load(CHECKPOINT)
+        """Load the checkpoint, if there is one."""
+        state = self.run_dir.load(CHECKPOINT)
         if state is None:
             return False
-        self.done, self.spent = state["done"], dict(state["spent"])
+        self.done, self.episodes, self.spent = state["done"], state["episodes"], dict(state["spent"])
         self.evaluated, self.best = state["evaluated"], state["best"]
         for name, part in self.parts.items():
             part.load_state_dict(state["parts"][name])
         self.fresh = [decode_trajectory(line) for line in state["fresh"]]
         if self.done % self.config.checkpoint_every == 0:
-            await self.remember()
+            await self.update_buffer()
         return True
 
-    async def remember(self) -> None:
-        """Put what was played into the buffer: only after the checkpoint, so that no step is dreamt with
-        demonstrations of its own that a crash took back. Adding twice is harmless."""
+    async def update_buffer(self) -> None:
+        """Add the fresh trajectories to the replay buffer.
+
+        Only after the checkpoint: otherwise a step that a crash undid could retrieve its own transitions when
+        it is repeated. Adding twice is harmless.
+        """
         if self.buffer is not None:
             await self.buffer.add([row for each in self.fresh for row in records(each)])
         self.fresh = []
 
-    def keep_evaluation(self, found: Evaluation, dreamt: float | None) -> Row:
-        """Note an evaluation; the best policy so far is the one to use."""
+    def record_evaluation(self, found: Evaluation, dream_success: float | None) -> Row:
+        """Record an evaluation; the best policy so far becomes the selected one."""
         self.spend("evaluation_real_steps", found.real_steps)
         self.spend("evaluation_seconds", found.seconds)
         success = found.success
+        known = dream_success is not None and success.value is not None
         row: Row = {
             "kind": "evaluation",
             "step": self.done,
-            "split": found.settings.split,
+            "split": found.split,
             "success": success.to_dict(),
-            "gap": dreamt - success.value if dreamt is not None and success.value is not None else None,
+            "gap": dream_success - success.value if known else None,  # type: ignore[operator]
             "failures": dict(found.failures),
             "spent": dict(self.spent),
         }
         self.log.append(row)
         if success.value is not None and success.value > self.best:
             self.best = success.value
-            self.folder.save_policy(self.done, self.weights())
-            self.folder.choose(self.done, {"success": success.to_dict(), "split": found.settings.split})
+            self.run_dir.save_policy(self.done, self.weights())
+            self.run_dir.select_policy(self.done, {"success": success.to_dict(), "split": found.split})
         self.evaluated = self.done
         self.checkpoint()
         return row

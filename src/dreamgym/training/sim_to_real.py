@@ -1,6 +1,6 @@
-"""Sim-to-real: a policy that practised in the dream is carried on in reality, by the same loop.
+"""Sim-to-real: continue training a policy from the dream in the real environment.
 
-It is a run of its own whose settings are those of the run it goes on from; only the world is another.
+It is a run of its own with the settings of the first run, but `train.mode = real`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config, load_config, validate
-from dreamgym.training.run_dir import named_policy, read_config
+from dreamgym.training.run_dir import parse_policy_name, read_config
 
 
 def sim_to_real(
-    start: str,
+    init_from: str,
     file: Path | None = None,
     overrides: Sequence[str] = (),
     *,
@@ -23,22 +23,22 @@ def sim_to_real(
     steps: int | None = None,
     seed: int | None = None,
 ) -> Config:
-    """The settings that carry a policy on in reality until so many real steps are used.
+    """The settings of a sim-to-real run that uses `real_steps` real environment steps.
 
-    They are those of the run that ``start`` (RUN or RUN@STEP) names; a file and overrides may change them.
+    They are those of the run in ``init_from`` (RUN or RUN@STEP); a file and overrides may change them.
     """
-    run, _ = named_policy(start)
+    run, _ = parse_policy_name(init_from)
     begun = read_config(run)
     given = load_config(file, overrides).model_dump(exclude_unset=True)
     values = _merged(begun.model_dump(mode="json"), given)
     values["seed"] = begun.seed if seed is None else seed
     values["train"] |= {
         "mode": "real",
-        "init_from": start,
+        "init_from": init_from,
         "real_steps": real_steps,
         "out": str(out),
         "warm_start_steps": 0,
-        # By itself the budget ends it.
+        # By default only the budget of real steps ends it.
         "steps": max(begun.train.steps, real_steps) if steps is None else steps,
     }
     return validate(Config, values)

@@ -1,25 +1,29 @@
-"""Puts a run together and carries it through: policy, warm start, world, loop, and what is left at the end.
+"""Assembles and runs a training run: agent, warm start, environment, loop, summary.
 
-`train` goes on with whatever its folder holds. Three things may be given instead of opened by name: the real
-environment, the experience model and the source of tasks.
+`train` resumes what its run directory holds. The real environment, the experience model and the task source
+may be passed as objects instead of opened by name.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from dreamgym.config import HF_PREFIX, Config
+from dreamgym.config import Config
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
-from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
+from dreamgym.envs.registry import (
+    EnvironmentSpec,
+    environment_horizon,
+    open_environment,
+)
 from dreamgym.envs.synthetic import StartFor
 from dreamgym.errors import ConfigError
-from dreamgym.evaluation.evaluate import Evaluation, EvaluationSettings, evaluate
+from dreamgym.evaluation.evaluate import Evaluation, evaluate, validation_split
 from dreamgym.files import atomic_directory, write_text
 from dreamgym.models.registry import LanguageModels, check_language_model, names_language_model
 from dreamgym.models.usage import Usage, stage
@@ -31,10 +35,10 @@ from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import train_dpo
 from dreamgym.training.dream_setup import EpisodeSource, Overrides, open_episode_source
 from dreamgym.training.experience_loading import check_prompted_model, choose_grader
-from dreamgym.training.experience_run import inherit_settings
+from dreamgym.training.experience_run import inherit_settings, known_environment
 from dreamgym.training.loop import Loop
-from dreamgym.training.metrics import MetricsLog, Row
-from dreamgym.training.monitors import Monitors, MonitorSettings
+from dreamgym.training.metrics import MetricsLog, Row, read_metrics
+from dreamgym.training.monitors import Monitors
 from dreamgym.training.prediction_log import PREDICTIONS
 from dreamgym.training.run_dir import (
     EXPORT,
@@ -43,84 +47,116 @@ from dreamgym.training.run_dir import (
     TRAJECTORIES,
     WARM_START,
     RunDir,
-    named_policy,
+    parse_policy_name,
     read_config,
 )
-from dreamgym.training.run_recorder import RunRecorder
+from dreamgym.training.run_recorder import RunRecorder, Stateful
 from dreamgym.training.uniform_tasks import UniformTasks
 from dreamgym.training.warm_start import seconds_of, warm_start
 from dreamgym.types import Task, Trajectory
 
 MakeTaskSource = Callable[[Sequence[Task]], TaskSource]
-"""Makes the source from the seed tasks."""
+"""Makes the task source from the seed tasks."""
+_RECENT = 3
+"""Training steps whose mean success is in the summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What whoever watches a run is told."""
+class Progress:
+    """The progress of a run, for a progress bar or a log."""
 
     stage: str
-    """``preparing``, ``warm start``, ``preference`` or ``practice``."""
+    """``replay buffer``, ``warm start``, ``dpo`` or ``train``."""
     done: int
     total: int
-    """In steps; of practice with a budget of real steps, in those."""
+    """In steps; with a budget of real steps, in those."""
     row: Row
     warnings: tuple[str, ...] = ()
     endpoints: str = ""
-    """What was asked of endpoints so far, in a line; empty where nothing was."""
+    """Usage of endpoints so far, in one line; empty where none was used."""
 
 
-OnProgress = Callable[[Told], None]
+OnProgress = Callable[[Progress], None]
 
 
-def check(config: Config, *, dreaming: bool = False) -> EnvironmentSpec | None:
-    """Say what is wrong with the settings before anything starts; the environment, where it is known.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What every part of one call of `train` needs."""
+
+    config: Config
+    spec: EnvironmentSpec | None
+    run_dir: RunDir
+    offline: Sequence[Trajectory]
+    on_progress: OnProgress
+    usage: Usage
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        return self.spec.refusals if self.spec is not None else ()
+
+    def report(self, stage: str, done: int, total: int, row: Row | None = None) -> None:
+        self.on_progress(Progress(stage=stage, done=done, total=total, row=row or {}))
+
+
+def resolve_settings(config: Config) -> Config:
+    """The settings with environment, options, data and horizon of the experience run, if they name one.
+
+    Raises:
+        ConfigError: they state another environment or other options than that run.
+    """
+    name = config.train.experience
+    return config if name is None or config.train.mode != "dream" else inherit_settings(config, name)
+
+
+def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentSpec | None:
+    """Check the settings before anything starts; returns the environment's spec, if it is registered.
 
     Args:
-        dreaming: whether there is an experience model that no setting names.
+        has_experience_model: whether the caller passes one as an object.
 
     Raises:
         ConfigError: they cannot work together.
     """
-    chosen, agent = config.train, config.agent
-    spec = (
-        find_environment(config.environment.name) if config.environment.name in environment_names() else None
-    )
+    chosen, name = config.train, config.environment.name
+    if not config.agent.temperature:
+        raise ConfigError("agent.temperature=0 leaves nothing to explore: training needs a value above 0")
+    spec = known_environment(name)
     if config.learner.algorithm == "dpo" and chosen.evaluate_every:
         raise ConfigError(
-            "train.evaluate_every chooses among policies that practise; learner.algorithm=dpo does not: "
+            "train.evaluate_every selects among the policies of RL steps, learner.algorithm=dpo has none: "
             "set it to 0 and evaluate the run afterwards"
         )
     if chosen.mode == "dream" and config.learner.algorithm != "dpo":
-        if chosen.experience is None and not dreaming:
-            raise ConfigError(
-                "expected train.experience to name who dreams: the run of an experience model (dreamgym "
-                "experience train) or a language model (endpoint:NAME), or train.mode=real"
-            )
-        grader = choose_grader(chosen.reward, spec)
-        if chosen.experience is not None and names_language_model(chosen.experience):
-            check_prompted_model(chosen.experience, config, grader)
-        elif chosen.experience is not None:
-            inherit_settings(config, chosen.experience)  # refuses another environment
-        if names_language_model(grader):
-            check_language_model(grader, config)
-        if agent.enforce_actions or agent.show_actions != "never":
-            raise ConfigError(
-                "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the "
-                "dream does not have: leave them off, or practise in train.mode=real"
-            )
-        if chosen.tasks_from == "environment":
-            raise ConfigError(
-                "train.tasks_from=environment needs train.mode=real: a dream needs world sheets"
-            )
-        if chosen.real_steps is not None:
-            raise ConfigError("train.real_steps needs train.mode=real: in the dream none are taken")
+        _check_dream(config, spec, has_experience_model)
     generates(config, spec)
     if chosen.init_from is not None:
-        named_policy(chosen.init_from)
+        read_config(parse_policy_name(chosen.init_from)[0])
     for source in chosen.data:
         dataset_path(source)
     return spec
+
+
+def _check_dream(config: Config, spec: EnvironmentSpec | None, has_experience_model: bool) -> None:
+    chosen, agent = config.train, config.agent
+    if chosen.experience is None and not has_experience_model:
+        raise ConfigError(
+            "expected train.experience: the run of an experience model (dreamgym experience train) or a "
+            "language model (endpoint:NAME, hf:NAME_OR_PATH); or set train.mode=real"
+        )
+    grader = choose_grader(chosen.reward, spec)
+    if chosen.experience is not None and names_language_model(chosen.experience):
+        check_prompted_model(chosen.experience, config, grader)
+    if names_language_model(grader):
+        check_language_model(grader, config)
+    if agent.enforce_actions or agent.show_actions != "never":
+        raise ConfigError(
+            "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the dream "
+            "does not have: turn them off, or set train.mode=real"
+        )
+    if chosen.tasks_from == "environment":
+        raise ConfigError("train.tasks_from=environment needs train.mode=real: a dream needs world sheets")
+    if chosen.real_steps is not None:
+        raise ConfigError("train.real_steps needs train.mode=real: the dream takes no real steps")
 
 
 async def train(
@@ -132,273 +168,255 @@ async def train(
     start_for: StartFor | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Run `config`, or go on with it; returns what stands in `summary.json` of its folder.
+    """Run or resume `config`; returns the content of `summary.json`.
 
     Args:
-        real: instead of the environment that the configuration names; the caller closes it.
-        experience_model: instead of the one of `config.train.experience`.
-        make_tasks: a source of tasks instead of the one that the settings ask for.
-        start_for: the starts of tasks that it generates.
+        real: the real environment, instead of the one in the settings; the caller closes it.
+        experience_model: instead of `config.train.experience`.
+        make_tasks: a task source, instead of the one in the settings.
+        start_for: the start states of tasks that it generates.
 
     Raises:
-        ConfigError: the settings cannot work, or the folder was begun with others.
-        TrainingCollapsedError: the monitors have stopped it.
+        ConfigError: the settings cannot work, or the run was started with others.
+        TrainingCollapsedError: the monitors stopped it.
         RolloutsFailingError: too many episodes fail.
     """
-    spec = check(config, dreaming=experience_model is not None)
+    config = resolve_settings(config)
+    spec = check(config, has_experience_model=experience_model is not None)
     offline = [found for source in config.train.data for found in read_trajectories(dataset_path(source))]
-    tell = on_progress or (lambda told: None)
-    with _run_folder(config) as folder:
+    with RunDir.open(config) as run_dir:
         async with AsyncExitStack() as stack:
-            models = await stack.enter_async_context(LanguageModels(config, folder=folder.path))
-            run = _Run(config, spec, folder, offline, tell, models.usage)
-            given = Overrides(
-                real=real, experience_model=experience_model, start_for=start_for, models=models
+            models = await stack.enter_async_context(LanguageModels(config, folder=run_dir.path))
+            run = _Run(
+                config=config,
+                spec=spec,
+                run_dir=run_dir,
+                offline=offline,
+                on_progress=on_progress or (lambda progress: None),
+                usage=models.usage,
             )
-            why = await run.carry_through(stack, given, make_tasks)
-            return run.finish(why)
+            agent = _initial_agent(run)
+            stack.push_async_callback(agent.aclose)
+            if config.learner.algorithm == "dpo":
+                recorder, ended = await _train_dpo(run, stack, agent)
+            else:
+                given = Overrides(
+                    real=real, experience_model=experience_model, start_for=start_for, models=models
+                )
+                recorder, ended = await _train_rl(run, stack, agent, given, make_tasks)
+            return _finish(run, agent, recorder, ended)
 
 
-class _Run:
-    """One call of `train`."""
+async def _train_rl(
+    run: _Run, stack: AsyncExitStack, agent: Agent, given: Overrides, make_tasks: MakeTaskSource | None
+) -> tuple[RunRecorder, str]:
+    config, chosen, run_dir = run.config, run.config.train, run.run_dir
+    if given.real is None and (chosen.mode == "real" or chosen.evaluate_every):
+        given.real = open_environment(config.environment.name, config.environment.options)
+        stack.push_async_callback(given.real.aclose)
+    source = await open_episode_source(
+        *(stack, config, run.spec, run_dir, run.offline, given),
+        lambda done, total: run.report("replay buffer", done, total),
+    )
+    if given.models is not None:
+        await given.models.check_reachable()  # an unreachable endpoint is an error before the warm start, not after it
+    await _warm_start(run, agent)
+    learner = make_learner(config, agent, run.refusals)
+    tasks = await _task_source(run, stack, given, source, make_tasks)
+    monitors = Monitors(chosen, max_tokens=config.agent.max_tokens)
+    recorder = _recorder(
+        run, stack, agent, {"learner": learner, "tasks": tasks, "monitors": monitors}, source=source
+    )
+    await recorder.resume()
+    if (state := run_dir.load(WARM_START)) is not None:
+        recorder.spent["warm_start_seconds"] = seconds_of(state)
+    dreaming = chosen.mode == "dream"
+    groups = _group_settings(config)
 
-    def __init__(
-        self,
-        config: Config,
-        spec: EnvironmentSpec | None,
-        folder: RunDir,
-        offline: Sequence[Trajectory],
-        tell: OnProgress,
-        usage: Usage,
-    ) -> None:
-        self._config = config
-        self._usage = usage
-        self._spec = spec
-        self._folder = folder
-        self._offline = offline
-        self._tell = tell
-        self._policy: Agent
-        self._ledger: RunRecorder
+    def on_step(row: Row, warnings: Sequence[str]) -> None:
+        run.on_progress(_step_progress(run, recorder, row, warnings))
 
-    async def carry_through(
-        self,
-        stack: AsyncExitStack,
-        given: Overrides,
-        make_tasks: MakeTaskSource | None,
-    ) -> str:
-        config, chosen = self._config, self._config.train
-        if given.real is None and (chosen.mode == "real" or chosen.evaluate_every):
-            given.real = open_environment(config.environment.name, config.environment.options)
-            stack.push_async_callback(given.real.aclose)
-        self._policy = policy = self._begin()
-        stack.push_async_callback(policy.aclose)
-        if config.learner.algorithm == "dpo":
-            return await self._prefer(stack)
-        world = await open_episode_source(
-            stack, config, self._spec, self._folder, self._offline, given, self._remembered
+    loop = Loop(
+        tasks=tasks,
+        factory=source.factory,
+        make_policy=agent.policy_factory(run_dir.path.name),
+        learner=learner,
+        monitors=monitors,
+        recorder=recorder,
+        groups=groups,
+        breaker=Breaker(groups, lambda why: on_step({}, [why])),
+        origin=lambda: Origin(
+            source="synthetic" if dreaming else "real",
+            experience_model=chosen.experience if dreaming else None,
+            policy_version=learner.updates,
+        ),
+        evaluate=_validation(run, agent, given.real) if chosen.evaluate_every and given.real else None,
+        seed=config.seed,
+        horizon=environment_horizon(run.spec, config.environment.options) or chosen.horizon,
+        refusals=run.refusals,
+        on_step=on_step,
+    )
+    on_step({}, [])
+    with stage("train"):
+        ended = await loop.run()
+    await recorder.update_buffer()
+    return recorder, ended
+
+
+async def _train_dpo(run: _Run, stack: AsyncExitStack, agent: Agent) -> tuple[RunRecorder, str]:
+    """DPO on pairs of offline trajectories, without an environment."""
+    await _warm_start(run, agent)
+    recorder = _recorder(run, stack, agent, {})
+    total = run.config.train.steps
+    recorder.done = await train_dpo(
+        *(agent, run.offline, run.config, run.run_dir, recorder.log),
+        lambda step, row: run.report("dpo", step, total, row),
+    )
+    return recorder, f"{recorder.done} updates on recorded pairs are done"
+
+
+def _recorder(
+    run: _Run,
+    stack: AsyncExitStack,
+    agent: Agent,
+    parts: dict[str, Stateful],
+    source: EpisodeSource | None = None,
+) -> RunRecorder:
+    path, chosen = run.run_dir.path, run.config.train
+    dreaming = source is not None and source.experience_model is not None
+    return RunRecorder(
+        config=chosen,
+        run_dir=run.run_dir,
+        log=stack.enter_context(MetricsLog(path / METRICS)),
+        trajectories=stack.enter_context(TrajectoryWriter(path / TRAJECTORIES)),
+        parts=parts,
+        weights=agent.weights,
+        buffer=source.buffer if source is not None and chosen.update_replay_buffer else None,
+        predictions=stack.enter_context(MetricsLog(path / PREDICTIONS)) if dreaming else None,
+    )
+
+
+async def _task_source(
+    run: _Run,
+    stack: AsyncExitStack,
+    given: Overrides,
+    source: EpisodeSource,
+    make_tasks: MakeTaskSource | None,
+) -> TaskSource:
+    """The caller's; else a curriculum, if the settings ask for one; else uniform sampling."""
+    if make_tasks is not None:
+        return make_tasks(source.tasks)
+    config, spec, model = run.config, run.spec, source.experience_model
+    if spec is not None and model is not None and generates(config, spec):
+        planned = await curriculum_of(
+            config, spec, run.run_dir.path, run.offline, source.tasks, model, given.models
         )
-        if given.models is not None:
-            await given.models.check_reachable()  # rather than after a warm start
-        await self._warm_start()
-        learner = make_learner(config, policy, self._refusals)
-        source = await self._tasks(stack, given, world, make_tasks)
-        monitors = self._monitors()
-        self._ledger = ledger = RunRecorder(
-            config=chosen,
-            folder=self._folder,
-            log=stack.enter_context(MetricsLog(self._folder.path / METRICS)),
-            keeper=stack.enter_context(TrajectoryWriter(self._folder.path / TRAJECTORIES)),
-            parts={"learner": learner, "tasks": source, "monitors": monitors},
-            weights=policy.weights,
-            buffer=world.buffer if chosen.update_replay_buffer else None,
-            predictions=stack.enter_context(MetricsLog(self._folder.path / PREDICTIONS))
-            if world.experience_model is not None
-            else None,
+        if planned is not None:
+            curriculum, given.start_for = planned
+            stack.callback(curriculum.pool.close)
+            return curriculum
+    return UniformTasks(source.tasks, seed=config.seed)
+
+
+def _initial_agent(run: _Run) -> Agent:
+    """The agent before its first update, or with the weights of the run in `train.init_from`."""
+    config, path = run.config, run.run_dir.path
+    if config.train.init_from is None:
+        return make_agent(config, run.offline, path)
+    source, step = parse_policy_name(config.train.init_from)
+    if not same_policy(read_config(source).agent, config.agent):
+        raise ConfigError(
+            f"train.init_from={config.train.init_from!r}: its policy has other agent settings than these; "
+            f"copy them from {source / 'config.json'}"
         )
-        await ledger.resume()
-        if (begun := self._folder.load(WARM_START)) is not None:
-            ledger.spent["warm_start_seconds"] = seconds_of(begun)
-        dreaming = chosen.mode == "dream"
-        groups = self._groups()
-        loop = Loop(
-            tasks=source,
-            factory=world.factory,
-            make_policy=policy.policy_factory(self._folder.path.name),
-            learner=learner,
-            monitors=monitors,
-            ledger=ledger,
-            groups=groups,
-            breaker=Breaker(groups, lambda why: self._say({}, [why])),
-            origin=lambda: Origin(
-                source="synthetic" if dreaming else "real",
-                experience_model=chosen.experience if dreaming else None,
-                policy_version=learner.updates,
-            ),
-            evaluate=self._validation(given.real)
-            if chosen.evaluate_every and given.real is not None
-            else None,
+    if (source / BASE).exists() and not (path / BASE).exists():
+        with atomic_directory(path / BASE) as fresh:
+            shutil.copytree(source / BASE, fresh, dirs_exist_ok=True)
+    agent = make_agent(config, run.offline, path)
+    theirs = RunDir(source)
+    agent.restore(theirs.policy_weights(theirs.selected_policy() if step is None else step))
+    return agent
+
+
+async def _warm_start(run: _Run, agent: Agent) -> None:
+    """SFT on recorded successes; skipped if the run has finished it before."""
+    run_dir, chosen = run.run_dir, run.config.train
+    if 0 in run_dir.saved_policies():
+        agent.restore(run_dir.policy_weights(0))
+        return
+    if chosen.init_from is None and chosen.warm_start_steps:
+        await warm_start(
+            *(agent, run.offline, run.config, run_dir),
+            lambda step, row: run.report("warm start", step, chosen.warm_start_steps, row),
+            refusals=run.refusals,
+            think=run.spec.think if run.spec is not None else None,
+        )
+    run_dir.save_policy(0, agent.weights())
+
+
+def _group_settings(config: Config) -> GroupSettings:
+    chosen = config.train
+    return GroupSettings(
+        size=chosen.group_size,
+        concurrency=chosen.concurrency,
+        retries=chosen.retries,
+        limits=Limits(seconds=chosen.max_episode_seconds),
+        failure_limit=chosen.max_failure_rate,
+        pause=chosen.failure_pause_seconds,
+    )
+
+
+def _validation(run: _Run, agent: Agent, real: EnvironmentFactory) -> Callable[[], Awaitable[Evaluation]]:
+    config, name = run.config, run.run_dir.path.name
+    make_policy = agent.policy_factory(name, temperature=config.agent.evaluation_temperature)
+
+    async def validate() -> Evaluation:
+        return await evaluate(
+            real,
+            make_policy,
+            split=config.train.evaluate_split or validation_split(real.splits),
+            episodes=config.train.evaluate_episodes,
             seed=config.seed,
-            refusals=self._refusals,
-            on_step=self._say,
-        )
-        self._say({}, [])
-        with stage("practice"):
-            why = await loop.run()
-        await ledger.remember()
-        return why
-
-    async def _prefer(self, stack: AsyncExitStack) -> str:
-        """Without any world: pairs of offline trajectories are all that is learnt from."""
-        await self._warm_start()
-        folder, total = self._folder, self._config.train.steps
-        self._ledger = ledger = RunRecorder(
-            config=self._config.train,
-            folder=folder,
-            log=stack.enter_context(MetricsLog(folder.path / METRICS)),
-            keeper=stack.enter_context(TrajectoryWriter(folder.path / TRAJECTORIES)),
-            parts={},
-            weights=self._policy.weights,
+            policy=name,
         )
 
-        def told(step: int, row: Row) -> None:
-            self._tell(Told(stage="preference", done=step, total=total, row=row))
-
-        ledger.done = await train_dpo(self._policy, self._offline, self._config, folder, ledger.log, told)
-        return f"{ledger.done} updates on recorded pairs were made"
-
-    async def _tasks(
-        self, stack: AsyncExitStack, given: Overrides, world: EpisodeSource, make_tasks: MakeTaskSource | None
-    ) -> TaskSource:
-        """What the caller makes; else a curriculum, where the settings ask for one; else the plain list."""
-        if make_tasks is not None:
-            return make_tasks(world.tasks)
-        config, spec, model = self._config, self._spec, world.experience_model
-        if spec is not None and model is not None and generates(config, spec):
-            planned = await curriculum_of(
-                config, spec, self._folder.path, self._offline, world.tasks, model, given.models
-            )
-            if planned is not None:
-                curriculum, given.start_for = planned
-                stack.callback(curriculum.pool.close)
-                return curriculum
-        return UniformTasks(world.tasks, seed=config.seed)
-
-    def finish(self, why: str) -> dict[str, Any]:
-        ledger, folder = self._ledger, self._folder
-        folder.save_policy(ledger.done, self._policy.weights())
-        self._policy.restore(folder.policy_weights(folder.chosen()))
-        self._policy.save(folder.path / EXPORT)
-        summary = {
-            "out": str(folder.path),
-            "ended": why,
-            "steps": ledger.done,
-            "policy": folder.chosen(),
-            "policies": folder.kept_policies(),
-            "spent": {name: round(amount, 2) for name, amount in ledger.spent.items()},
-        }
-        if self._usage.rows:
-            summary["endpoints"] = self._usage.to_dict()
-        write_text(folder.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        return summary
-
-    def _begin(self) -> Agent:
-        """The policy before its first update, or that of the run it goes on from."""
-        config, folder = self._config, self._folder
-        if config.train.init_from is None:
-            return make_agent(config, self._offline, folder.path)
-        run, step = named_policy(config.train.init_from)
-        begun = read_config(run)
-        if not same_policy(begun.agent, config.agent):
-            raise ConfigError(
-                f"train.init_from={config.train.init_from!r}: its policy has other agent settings than "
-                f"these; take them from {run / 'config.json'}"
-            )
-        if not config.agent.model.startswith(HF_PREFIX) and not (folder.path / BASE).exists():
-            with atomic_directory(folder.path / BASE) as copy:
-                shutil.copytree(run / BASE, copy, dirs_exist_ok=True)
-        policy = make_agent(config, self._offline, folder.path)
-        theirs = RunDir(run)
-        policy.restore(theirs.policy_weights(theirs.chosen() if step is None else step))
-        return policy
-
-    async def _warm_start(self) -> None:
-        """Nothing, if it is behind us already."""
-        folder, chosen = self._folder, self._config.train
-        if 0 in folder.kept_policies():
-            self._policy.restore(folder.policy_weights(0))
-            return
-        if chosen.init_from is None and chosen.warm_start_steps:
-
-            def told(step: int, row: Row) -> None:
-                self._tell(Told(stage="warm start", done=step, total=chosen.warm_start_steps, row=row))
-
-            think = self._spec.think if self._spec is not None else None
-            given = self._policy, self._offline, self._config, folder, told
-            await warm_start(*given, refusals=self._refusals, think=think)
-        folder.save_policy(0, self._policy.weights())
-
-    @property
-    def _refusals(self) -> tuple[str, ...]:
-        return self._spec.refusals if self._spec is not None else ()
-
-    def _monitors(self) -> Monitors:
-        chosen = self._config.train
-        limit = self._config.agent.max_tokens
-        return Monitors(
-            MonitorSettings(patience=chosen.monitor_patience, action=chosen.monitors, reply_limit=limit)
-        )
-
-    def _groups(self) -> GroupSettings:
-        chosen = self._config.train
-        return GroupSettings(
-            size=chosen.group_size,
-            concurrency=chosen.concurrency,
-            retries=chosen.retries,
-            limits=Limits(
-                seconds=chosen.max_episode_seconds,
-            ),
-            failure_limit=chosen.max_failure_rate,
-            pause=chosen.failure_pause_seconds,
-        )
-
-    def _validation(self, real: EnvironmentFactory) -> Callable[[], Any]:
-        config, policy = self._config, self._policy
-        settings = EvaluationSettings(
-            split=config.train.evaluate_split, episodes=config.train.evaluate_episodes, seed=config.seed
-        )
-        members = policy.policy_factory(
-            self._folder.path.name, temperature=config.agent.evaluation_temperature
-        )
-
-        async def validate() -> Evaluation:
-            return await evaluate(real, members, settings, policy=self._folder.path.name)
-
-        return validate
-
-    def _remembered(self, done: int, total: int) -> None:
-        self._tell(Told(stage="preparing", done=done, total=total, row={}))
-
-    def _say(self, row: Row, warnings: Sequence[str]) -> None:
-        budget, ledger = self._config.train.real_steps, self._ledger
-        done, total = ledger.done, self._config.train.steps
-        if budget is not None:
-            done, total = min(budget, int(ledger.spent.get("real_steps", 0))), budget
-        self._tell(
-            Told(
-                stage="practice",
-                done=done,
-                total=total,
-                row=row,
-                warnings=tuple(warnings),
-                endpoints=self._usage.summary() if self._usage.rows else "",
-            )
-        )
+    return validate
 
 
-@contextmanager
-def _run_folder(config: Config) -> Iterator[RunDir]:
-    folder = RunDir.begin(config)
-    try:
-        yield folder
-    finally:
-        folder.close()
+def _step_progress(run: _Run, recorder: RunRecorder, row: Row, warnings: Sequence[str]) -> Progress:
+    chosen = run.config.train
+    done, total = recorder.done, chosen.steps
+    if chosen.real_steps is not None:
+        total = chosen.real_steps
+        done = min(total, int(recorder.spent.get("real_steps", 0)))
+    return Progress(
+        stage="train",
+        done=done,
+        total=total,
+        row=row,
+        warnings=tuple(warnings),
+        endpoints=run.usage.summary() if run.usage.rows else "",
+    )
+
+
+def _finish(run: _Run, agent: Agent, recorder: RunRecorder, ended: str) -> dict[str, Any]:
+    run_dir = run.run_dir
+    run_dir.save_policy(recorder.done, agent.weights())
+    selected = run_dir.selected_policy()
+    agent.restore(run_dir.policy_weights(selected))
+    agent.save(run_dir.path / EXPORT)
+    recent = [row["success"] for row in read_metrics(run_dir.path / METRICS, "train")[-_RECENT:]]
+    summary = {
+        "out": str(run_dir.path),
+        "ended": ended,
+        "steps": recorder.done,
+        "policy": selected,
+        "policies": run_dir.saved_policies(),
+        "spent": {name: round(amount, 2) for name, amount in recorder.spent.items()},
+    }
+    if recent:
+        summary["success"] = round(sum(recent) / len(recent), 4)
+    if run.usage.rows:
+        summary["endpoints"] = run.usage.to_dict()
+    write_text(run_dir.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    return summary
