@@ -95,7 +95,7 @@ def test_ctrl_c_keeps_what_was_reached_and_says_how_to_go_on(data: Path, tmp_pat
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "run the same command again to go on" in " ".join(errors.split())
+    assert "Resume with: dreamgym train" in " ".join(errors.split())
     assert "Traceback" not in errors
     state = RunDir(run).load("checkpoint.pt")
     assert state is not None
@@ -117,7 +117,7 @@ def test_a_dry_run_of_sim_to_real_shows_the_settings_of_the_run_that_is_carried_
             *("--set", "train.group_size=6"),
         ).stdout
     )
-    assert (found["agent"]["history"], found["seed"], found["train"]["group"]) == (7, 4, 6)
+    assert (found["agent"]["history"], found["seed"], found["train"]["group_size"]) == (7, 4, 6)
     assert (found["train"]["world"], found["train"]["real_steps"]) == ("real", 50)
     assert found["train"]["start"] == str(tmp_path / "a")
     assert found["train"]["out"] == str(tmp_path / "a-real-50")

@@ -264,7 +264,9 @@ async def test_a_seed_whose_map_has_no_quest_still_gives_a_game() -> None:
 
 
 async def test_impossible_requests_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="unknown split 'valid' of environment 'textworld'; it has: train, validation, test"):
+    with pytest.raises(
+        ConfigError, match="unknown split 'valid' of environment 'textworld'; it has: train, validation, test"
+    ):
         await factory().tasks("valid", 1)
     with pytest.raises(ConfigError, match="holds 10000 tasks, asked for 10001"):
         await factory().tasks("test", 10_001)

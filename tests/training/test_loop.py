@@ -262,7 +262,7 @@ async def test_a_finished_run_goes_on_when_more_steps_are_asked_for(folder: Path
 
 async def test_a_folder_that_was_begun_with_other_settings_is_refused(folder: Path) -> None:
     RunDir.open(settings(folder, DREAM)).close()
-    with pytest.raises(ConfigError, match=r"was begun with learner.kl_coef=0.0, now 0.5 is asked for"):
+    with pytest.raises(ConfigError, match=r"was started with learner.kl_coef=0.0, got 0.5"):
         await run(settings(folder, DREAM, "learner.kl_coef=0.5"))
 
 
@@ -282,7 +282,7 @@ async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
         ((DREAM, "train.tasks_from=environment"), "needs train.mode=real"),
         ((DREAM, "train.real_steps=5"), "needs train.mode=real"),
         ((DREAM, "train.reward=sheet"), "sheet where the environment can check one"),
-        ((DREAM, "train.start_states=recombined"), "cannot tell whether a task can succeed"),
+        ((DREAM, "train.start_states=recombined"), "no check that a task can succeed"),
         (("train.split=tran",), "to take tasks from"),
         (("agent.adapter=lora",), "adapts pretrained weights"),
         (("agent.model=huge",), "unknown preset 'huge'"),
@@ -360,7 +360,7 @@ async def test_a_full_disk_ends_in_a_clear_message_and_the_run_goes_on_when_ther
     cramped.join(timeout=300)
     told = (folder / "errors").read_text(encoding="utf-8")
     assert cramped.exitcode == 1, told
-    assert re.search(r"StoreError: .*\.pt: cannot write: .*; make room and run again", told), told
+    assert re.search(r"StoreError: .*\.pt: cannot write: .*; free some space and run again", told), told
     assert (await run(settings(folder, *words)))["steps"] == 4
 
 

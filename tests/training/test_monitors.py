@@ -141,7 +141,7 @@ async def test_a_list_goes_on_where_it_was_and_refuses_the_state_of_another() ->
     restored = UniformTasks(tasks, seed=3)
     restored.load_state_dict(json.loads(json.dumps(source.state_dict())))
     assert await restored.sample(4) == await source.sample(4)
-    with pytest.raises(ConfigError, match="was begun with"):
+    with pytest.raises(ConfigError, match="was started with"):
         UniformTasks(tasks[1:]).load_state_dict(source.state_dict())
     with pytest.raises(ConfigError, match="at least one task"):
         UniformTasks([])

@@ -142,7 +142,15 @@ async def judged(out: Path, plan: Plan, on_episode: Callable[[], None]) -> dict[
             async with opened_agent(name) as agent:
                 policy = agent.policy_factory(temperature=agent.config.evaluation_temperature)
                 found.append(
-                    await evaluate(factory, policy, split=plan.world.unseen, episodes=plan.evaluation_episodes, seed=plan.seed, policy=agent.name, on_episode=on_episode)
+                    await evaluate(
+                        factory,
+                        policy,
+                        split=plan.world.unseen,
+                        episodes=plan.evaluation_episodes,
+                        seed=plan.seed,
+                        policy=agent.name,
+                        on_episode=on_episode,
+                    )
                 )
     finally:
         await factory.aclose()

@@ -167,7 +167,9 @@ def read_config(run: Path) -> Config:
     """
     try:
         return validate(Config, json.loads((run / CONFIG).read_text(encoding="utf-8")))
-    except (OSError, ValueError, ConfigError) as error:
+    except OSError:
+        raise DataError(f"{run}: expected a training run, found no {CONFIG}") from None
+    except (ValueError, ConfigError) as error:
         raise DataError(f"{run}: expected a training run, {error}") from None
 
 

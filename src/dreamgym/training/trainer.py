@@ -219,7 +219,9 @@ async def _train_rl(
         lambda done, total: run.report("replay buffer", done, total),
     )
     if given.models is not None:
-        await given.models.check_reachable()  # an unreachable endpoint is an error before the warm start, not after it
+        await (
+            given.models.check_reachable()
+        )  # an unreachable endpoint is an error before the warm start, not after it
     await _warm_start(run, agent)
     learner = make_learner(config, agent, run.refusals)
     tasks = await _task_source(run, stack, given, source, make_tasks)
