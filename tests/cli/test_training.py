@@ -118,6 +118,6 @@ def test_a_dry_run_of_sim_to_real_shows_the_settings_of_the_run_that_is_carried_
         ).stdout
     )
     assert (found["agent"]["history"], found["seed"], found["train"]["group_size"]) == (7, 4, 6)
-    assert (found["train"]["world"], found["train"]["real_steps"]) == ("real", 50)
-    assert found["train"]["start"] == str(tmp_path / "a")
+    assert (found["train"]["mode"], found["train"]["real_steps"]) == ("real", 50)
+    assert found["train"]["init_from"] == str(tmp_path / "a")
     assert found["train"]["out"] == str(tmp_path / "a-real-50")

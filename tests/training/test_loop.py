@@ -281,7 +281,7 @@ async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
         ((DREAM, "agent.enforce_actions=true"), "which the dream does not have"),
         ((DREAM, "train.tasks_from=environment"), "needs train.mode=real"),
         ((DREAM, "train.real_steps=5"), "needs train.mode=real"),
-        ((DREAM, "train.reward=sheet"), "sheet where the environment can check one"),
+        ((DREAM, "train.reward=sheet"), "sheet where the environment can check a goal"),
         ((DREAM, "train.start_states=recombined"), "no check that a task can succeed"),
         (("train.split=tran",), "to take tasks from"),
         (("agent.adapter=lora",), "adapts pretrained weights"),

@@ -49,10 +49,10 @@ def watched(monitors: Monitors, *rows: dict[str, Any]) -> list[str]:
     ("bad", "told"),
     [
         ({"return_mean": 0.0}, "no reward at all"),
-        ({"learner": {"entropy": 0.001}}, "entropy near nothing"),
-        ({"repeated_share": 0.95}, "episodes in circles"),
+        ({"learner": {"entropy": 0.001}}, "entropy near zero"),
+        ({"repeated_share": 0.95}, "repeated states"),
         ({"refused_share": 0.99}, "nearly every action refused"),
-        ({"unreadable_share": 0.6}, "most replies of the experience model unreadable"),
+        ({"unreadable_share": 0.6}, "most predictions unreadable"),
         ({"failure_share": 0.6}, "most rollout groups failing"),
         ({"reply_tokens": 31.9}, "replies cut off"),
     ],
@@ -102,7 +102,7 @@ def test_a_dream_that_is_far_better_than_reality_is_warned_of() -> None:
     monitors = Monitors(TrainConfig())
     assert not monitors.watch_gap({"gap": 0.1})
     assert not monitors.watch_gap({"gap": None})
-    assert "40% more of the episodes succeed than in reality" in monitors.watch_gap({"gap": 0.4})[0]
+    assert "40 points above success in reality" in monitors.watch_gap({"gap": 0.4})[0]
 
 
 def test_of_two_rows_about_a_step_the_last_holds_and_torn_lines_are_passed_over(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_a_list_goes_on_where_it_was_and_refuses_the_state_of_another() ->
     assert await restored.sample(4) == await source.sample(4)
     with pytest.raises(ConfigError, match="was started with"):
         UniformTasks(tasks[1:]).load_state_dict(source.state_dict())
-    with pytest.raises(ConfigError, match="at least one task"):
+    with pytest.raises(ConfigError, match="at least one training task"):
         UniformTasks([])
 
 
