@@ -73,10 +73,21 @@ class HttpServer:
                 f"cannot serve at {host}:{port}: {error.strerror or error}; choose another --port"
             ) from None
         self.host, self.port = host, int(listener.getsockname()[1])
-        self._server = _make_server(self._app)
+        self._server = _make_server(self._reject_ambiguous)
         self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._running.done():  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+    async def _reject_ambiguous(self, scope: Any, receive: Any, send: Any) -> None:
+        """RFC 9112: a request with both lengths may hide a second request, so its connection is closed."""
+        names = {name for name, _ in scope["headers"]}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            from starlette.responses import PlainTextResponse
+
+            refusal = PlainTextResponse("two lengths", 400, {"connection": "close"})
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
     async def drop(self, request: Request) -> None:
         """Close the connection of a request without a reply, or in the middle of one."""

@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
+from dreamgym.cli.models import find_weights
 from dreamgym.errors import ConfigError
 from dreamgym.models import tiny
 from dreamgym.models.endpoint.capabilities import check_endpoint
@@ -62,6 +65,8 @@ def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
     monkeypatch.setenv("NEAR_KEY", "k-17")
     checked = dreamgym("models", "check", "endpoint:near", "--config", file, "--requests", 4, "--json")
     assert checked.returncode == 0, checked.stderr
+    for step in ("reachable", "chat", "json schema", "speed", "predictions"):  # also without a terminal
+        assert f"checking {step}" in checked.stderr
     told = json.loads(checked.stdout)
     good = {each["name"]: each["good"] for each in told["findings"]}
     assert good == {
@@ -95,8 +100,44 @@ async def test_a_server_that_speaks_one_kind_is_told_from_one_that_is_not_there(
         assert (gone.name, gone.good) == ("reachable", False)
 
 
-def test_what_holds_no_weights_is_not_served(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_server_logs_its_requests_and_heeds_sigterm(weights: Path) -> None:
+    command = [*INTERRUPTIBLE, "models", "serve", f"hf:{weights}", "--port", "0", "--name", "n", "--verbose"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        assert server.stderr.readline() == f"loading hf:{weights} ...\n"
+        url = server.stdout.readline().split()[-1]
+        body = json.dumps({"prompt": "look", "max_tokens": 3}).encode()
+        with urlopen(f"{url}/completions", data=body, timeout=30) as reply:
+            assert json.load(reply)["model"] == "n"
+        assert "POST /v1/completions: " in server.stderr.readline()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
 
+
+def test_a_gguf_file_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.Q4_1.gguf"
+    file.write_bytes(b"GGUF")
+    for name in (str(file), f"hf:{file}", f"hf:{tmp_path}"):
+        with pytest.raises(ConfigError, match=r"GGUF file.*convert it to safetensors"):
+            find_weights(name)
+
+
+def test_an_unknown_name_without_network_is_refused_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+    started = time.perf_counter()
+    with pytest.raises(ConfigError, match=r"not in the Hugging Face cache, and http://127\.0\.0\.1:9 cannot"):
+        find_weights("hf:nobody/no-such-model")
+    assert time.perf_counter() - started < 20
+    with pytest.raises(ConfigError, match="expected a directory"):
+        find_weights("hf:./no/such/folder")
+
+
+def test_what_holds_no_weights_is_not_served(tmp_path: Path) -> None:
     refused = dreamgym("models", "serve", tmp_path)
     assert refused.returncode == 2
     assert "found no weights" in refused.stderr

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from dreamgym.config import EndpointConfig
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.http_client import retry_after, retry_delay
 from dreamgym.http_server import HttpServer
@@ -172,6 +173,33 @@ async def test_a_server_that_never_ends_its_reply_is_a_timeout_however_it_drips(
         assert (usage.total.sent, usage.total.retries, usage.total.failures) == (2, 1, 1)
         await endpoint.aclose()
     await server.aclose()
+
+
+async def test_a_slow_server_gets_more_time_instead_of_the_same_request_again_and_again() -> None:
+    async def handle(request: Request) -> Response:
+        await asyncio.sleep(0.7)
+        return JSONResponse({"choices": [{"text": "yes", "finish_reason": "stop"}]})
+
+    async with HttpServer.of(handle) as server, asyncio.timeout(10):
+        settings = {"url": server.url, "model": "m", "kind": "completions", "backoff_seconds": 0.01}
+        endpoint = Endpoint("x", EndpointConfig.model_validate(settings | {"timeout_seconds": 0.25}))
+        assert (await endpoint.complete(question(1), role="agent")).text == "yes"
+        assert endpoint.usage.total.sent == 3  # 0.25, 0.5 and 1 second
+        await endpoint.aclose()
+
+
+@pytest.mark.parametrize("value", ["Mon, 16 Nov 2026 12:00:30 +99999999999999999999", "9" * 400])
+async def test_a_retry_after_that_overflows_is_a_typed_failure(value: str) -> None:
+    async def handle(request: Request) -> Response:
+        return Response(status_code=429, headers={"retry-after": value})
+
+    async with HttpServer.of(handle) as server, asyncio.timeout(10):
+        settings = {"url": server.url, "model": "m", "max_attempts": 2, "backoff_seconds": 0.01}
+        endpoint = Endpoint("x", EndpointConfig.model_validate(settings))
+        with pytest.raises(EpisodeFailedError) as caught:
+            await endpoint.complete(question(1), role="agent")
+        assert caught.value.kind is FailureKind.RATE_LIMITED
+        await endpoint.aclose()
 
 
 async def test_a_killed_server_is_waited_for_and_nothing_is_lost_when_it_is_back() -> None:

@@ -68,6 +68,36 @@ async def test_the_key_is_in_no_file_log_message_or_object(
         assert KEY not in text
 
 
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_a_key_that_comes_back_escaped_reaches_no_reply_message_or_file(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PHP writes a slash as `\\/`; other servers write any character as `\\uXXXX`."""
+    key = "sk-5ecre7/0123456789"
+    monkeypatch.setenv("STRONG_KEY", key)
+    for echo in (key.replace("/", r"\/"), "".join(f"\\u{ord(letter):04x}" for letter in key)):
+
+        async def handle(request: Request, echo: str = echo) -> Response:
+            error = f'"error": {{"message": "invalid key {echo}"}}'
+            choices = f'"choices": [{{"text": "you sent {echo}", "finish_reason": "stop"}}]'
+            return Response(f"{{{error}, {choices}}}", status)
+
+        async with HttpServer.of(handle) as server:
+            settings = {"url": server.url, "model": "m", "kind": "completions", "api_key_env": "STRONG_KEY"}
+            near = settings | {"max_attempts": 1, "backoff_seconds": 0.01}
+            config = validate(Config, {"endpoints": {"strong": near}})
+            async with LanguageModels(config, folder=tmp_path) as models:
+                model = models.open("endpoint:strong", role="annotator")
+                try:
+                    shown = (await model.complete(question(len(echo)))).text
+                except DreamGymError as error:
+                    shown = "".join(traceback.format_exception(error))
+        files = [file.read_bytes().decode("latin-1") for file in tmp_path.rglob("*")]
+        assert "..." in shown
+        for text in (shown, *files):
+            assert "5ecre7" not in text
+
+
 async def test_a_server_that_wants_a_key_gets_it_and_one_that_wants_none_gets_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,14 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from dreamgym.config import BudgetConfig, Config, validate
-from dreamgym.errors import BudgetSpentError, StoreError
+from dreamgym.config import BudgetConfig, Config, EndpointConfig, validate
+from dreamgym.errors import BudgetSpentError, EpisodeFailedError, StoreError
+from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.registry import LanguageModels
 from dreamgym.models.usage import Usage, UsageRow, stage
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
-from dreamgym.types import CompletionRequest
+from dreamgym.types import CompletionRequest, FailureKind
 from tests.models.scripted_endpoint import served
 
 
@@ -86,6 +89,37 @@ async def test_requests_without_an_answer_count_against_the_budget_as_if_they_ha
         with pytest.raises(BudgetSpentError, match=r"16 is spent, and the next request may need 8"):
             await endpoint.complete(question(1), role="agent")
         assert (usage.total.money, usage.total.unconfirmed_money, usage.total.sent) == (0.0, 16.0, 2)
+        await endpoint.aclose()
+
+
+@pytest.mark.parametrize("counted", [{"prompt_tokens": 0, "completion_tokens": 0}, {}, None])
+async def test_a_server_that_reports_no_tokens_is_counted_by_estimate(counted: dict[str, int] | None) -> None:
+    async def handle(request: Request) -> Response:
+        reply = {"choices": [{"text": "a" * 400, "finish_reason": "stop"}]}
+        return JSONResponse(reply if counted is None else reply | {"usage": counted})
+
+    async with HttpServer.of(handle) as server:
+        prices = {"input_price": 1e6, "output_price": 1e6}
+        settings = {"url": server.url, "model": "m", "kind": "completions"}
+        endpoint = Endpoint("x", EndpointConfig.model_validate(settings | prices))
+        await endpoint.complete(CompletionRequest(prompt="b" * 80), role="agent")
+        total = endpoint.usage.total
+        assert (total.prompt_tokens, total.reply_tokens, total.money) == (20, 101, 121.0)
+        await endpoint.aclose()
+
+
+async def test_an_absurd_number_of_tokens_is_a_typed_failure() -> None:
+    async def handle(request: Request) -> Response:
+        usage = f'{{"prompt_tokens": 1{"0" * 400}, "completion_tokens": 1}}'
+        return Response(f'{{"choices": [{{"text": "a"}}], "usage": {usage}}}')
+
+    async with HttpServer.of(handle) as server:
+        settings = {"url": server.url, "model": "m", "kind": "completions", "backoff_seconds": 0.01}
+        prices = {"input_price": 1.0, "output_price": 1.0, "max_attempts": 2}
+        endpoint = Endpoint("x", EndpointConfig.model_validate(settings | prices))
+        with pytest.raises(EpisodeFailedError, match=r"usage\.prompt_tokens") as caught:
+            await endpoint.complete(question(1), role="agent")
+        assert caught.value.kind is FailureKind.PARSE_ERROR
         await endpoint.aclose()
 
 
