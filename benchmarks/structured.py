@@ -129,7 +129,7 @@ def roles(
     dreamer = open_prompted_model(NAME, models, config, None, grader=None, starts=known_starts(episodes))
     tokens = config.prompted.max_tokens
     annotator = LanguageModelAnnotator(
-        models.open(NAME, role="annotator"), name=NAME, max_tokens=tokens, retries=-1, text_limit=600
+        models.open(NAME, role="annotator"), name=NAME, max_tokens=tokens, attempts=1, text_limit=600
     )
     grader = EvidenceJudge(models.open(NAME, role="grader"), attempts=1)
     judge = RubricJudge(models.open(NAME, role="judge"), name=NAME, attempts=1)

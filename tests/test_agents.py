@@ -12,7 +12,6 @@ from dreamgym.agents import (
     LanguageModelPolicy,
     history_start,
     next_prompt_tokens,
-    one_line,
     parse_reply,
     prompt_reply_pairs,
     render_prompt,
@@ -24,6 +23,7 @@ from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.protocols import Policy
 from dreamgym.rollouts import run_episode
+from dreamgym.structured import one_line
 from dreamgym.testing import CorridorFactory, ScriptedLanguageModel
 from dreamgym.types import Completion, Outcome, State, Task, Trajectory, Transition
 from tests.rl.echo_environment import TOKENIZER, student

@@ -16,10 +16,10 @@ from dreamgym.structured import (
     RequestCounts,
     ask_structured,
     extract_json,
+    fill_template,
     one_line,
     parse_json,
     quote,
-    render_prompt,
     unify_line_breaks,
 )
 from dreamgym.testing import ScriptedLanguageModel
@@ -84,12 +84,12 @@ async def test_a_reply_that_does_not_parse_is_repaired_and_then_sampled_again() 
         CompletionRequest(prompt="How many?"),
         parse_answer,
         name="judge",
-        repair=lambda prompt, reply, problem: f"{prompt}\n{reply}\n{problem}",
+        repair=True,
         counts=counts,
     )
     assert answer == 1
     first, repaired, again = model.requests
-    assert repaired.prompt.startswith("How many?\nno\nexpected one JSON object with answer; ")
+    assert repaired.prompt.startswith("How many?\n\n# Your reply\n\nno\n\n# What is wrong")
     assert [first.prompt, again.prompt] == ["How many?", "How many?"]
     assert [each.temperature for each in model.requests] == [0.0, 0.0, 0.7]
     assert len({each.seed for each in model.requests}) == 3
@@ -130,11 +130,11 @@ def test_every_line_separator_of_python_is_a_line_break() -> None:
 @pytest.mark.parametrize("slots", [{}, {"environment": "shop", "unknown": "x"}])
 def test_a_template_with_a_missing_or_unknown_slot_is_an_error(slots: dict[str, str]) -> None:
     with pytest.raises(KeyError, match="expected the slots"):
-        render_prompt("dreamgym", "agent.md", **slots)
+        fill_template("dreamgym", "agent.md", **slots)
 
 
 def test_a_value_cannot_open_a_slot() -> None:
-    assert '"{{environment}}"' in render_prompt("dreamgym", "agent.md", environment="{{environment}}")
+    assert '"{{environment}}"' in fill_template("dreamgym", "agent.md", environment="{{environment}}")
 
 
 @pytest.mark.parametrize("text", ["{", '{"answer": ' + "9" * 5_000, '{"answer": "\ud800"}', "<think>so"])

@@ -22,6 +22,7 @@ from typing import Protocol
 from dreamgym.config import AgentConfig
 from dreamgym.protocols import LanguageModel
 from dreamgym.seeding import derive_seed
+from dreamgym.structured import one_line
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -137,11 +138,6 @@ def history_start(length: int, limit: int) -> int:
         return 0
     step = max(1, limit // 2)
     return -(-(length - limit) // step) * step
-
-
-def one_line(text: str) -> str:
-    """Line breaks become spaces, so that an environment's text cannot contain a line of the agent."""
-    return " ".join(text.split("\n")).replace("\r", " ").strip()
 
 
 def _state_lines(state: State, config: AgentConfig, *, current: bool) -> Iterator[str]:

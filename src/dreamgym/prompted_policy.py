@@ -6,19 +6,16 @@ The episode is rendered as for a trained agent (`agents.render_prompt`), so resu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict
 
-from dreamgym.agents import MAX_ACTION_LENGTH, one_line, render_prompt
+from dreamgym.agents import MAX_ACTION_LENGTH, render_prompt
 from dreamgym.config import AgentConfig
-from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.prompt_formats import fill, parsed
 from dreamgym.protocols import Environment, LanguageModel
 from dreamgym.rollout_groups import PolicyFactory
 from dreamgym.seeding import derive_seed
-from dreamgym.types import CompletionRequest, Decision, FailureKind, State, Task, Transition
+from dreamgym.structured import ask_structured, fill_template, one_line, parse_error, parse_json
+from dreamgym.types import Completion, CompletionRequest, Decision, State, Task, Transition
 
 _MAX_TOKENS = 400
 """At least; a thought is longer than an action."""
@@ -62,29 +59,24 @@ class PromptedPolicy:
         schema = _Reply.model_json_schema()
         if config.enforce_actions and state.admissible_actions:
             schema["properties"]["action"] = {"type": "string", "enum": list(state.admissible_actions)}
-        prompt = render_prompt(task, history, state, config)
-        for attempt in range(self._attempts):
-            completion = await self._model.complete(
-                CompletionRequest(
-                    prompt=prompt.rpartition("\n")[0],
-                    system=fill(_instructions(), environment=task.environment),
-                    max_tokens=max(config.max_tokens, _MAX_TOKENS),
-                    temperature=config.temperature if attempt == 0 else max(0.7, config.temperature),
-                    seed=derive_seed(self._seed, len(history), attempt),
-                    schema=schema,
-                )
-            )
-            try:
-                reply = parsed(_Reply, completion.text)
-            except EpisodeFailedError as error:
-                problem = error
-                continue
-            action = one_line(reply.action)[:MAX_ACTION_LENGTH]
-            if action:
-                # Without the completion: no learner trains on it, and the next prompt would contain its JSON.
-                return Decision(action=action, thought=one_line(reply.thought))
-            problem = EpisodeFailedError(FailureKind.PARSE_ERROR, "expected an action, got an empty one")
-        raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
+        request = CompletionRequest(
+            prompt=render_prompt(task, history, state, config).rpartition("\n")[0],
+            system=fill_template("dreamgym", "agent.md", environment=task.environment),
+            max_tokens=max(config.max_tokens, _MAX_TOKENS),
+            temperature=config.temperature,
+            seed=derive_seed(self._seed, len(history)),
+            schema=schema,
+        )
+        return await ask_structured(self._model, request, _parse, name=self.name, attempts=self._attempts)
+
+
+def _parse(completion: Completion) -> Decision:
+    reply = parse_json(_Reply, completion.text)
+    action = one_line(reply.action)[:MAX_ACTION_LENGTH]
+    if not action:
+        raise parse_error("expected an action, got an empty one")
+    # Without the completion: no learner trains on it, and the next prompt would contain its JSON.
+    return Decision(action=action, thought=one_line(reply.thought))
 
 
 def prompted_policy_factory(model: LanguageModel, config: AgentConfig, *, name: str) -> PolicyFactory:
@@ -94,8 +86,3 @@ def prompted_policy_factory(model: LanguageModel, config: AgentConfig, *, name: 
         return PromptedPolicy(model, config, seed=seed, name=name)
 
     return make_policy
-
-
-@cache
-def _instructions() -> str:
-    return files("dreamgym").joinpath("prompts", "agent.md").read_text(encoding="utf-8")

@@ -28,6 +28,8 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_REPLY_CHARACTERS = 200_000
 """A longer reply is rejected without parsing."""
+_MAX_REPAIRED_CHARACTERS = 20_000
+"""Of a reply that is shown to the model again."""
 RETRY_TEMPERATURE = 0.7
 _LINE_BREAK = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 _NEEDS_ESCAPE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -62,10 +64,6 @@ class RequestCounts:
         )
 
 
-Repair = Callable[[str, str, str], str]
-"""Takes the prompt, the reply and what is wrong with it; returns the prompt that asks for a correction."""
-
-
 async def ask_structured(
     model: LanguageModel,
     request: CompletionRequest,
@@ -73,14 +71,15 @@ async def ask_structured(
     *,
     name: str,
     attempts: int = 3,
-    repair: Repair | None = None,
+    repair: bool = False,
     counts: RequestCounts | None = None,
 ) -> T:
     """Send a request until its reply parses.
 
-    The first attempt uses the request's temperature. With `repair`, the second attempt shows the model its
-    reply and what is wrong with it. Every further attempt sends the original prompt at a temperature of at
-    least 0.7. The seed of an attempt is derived from the request's seed, the attempt and the prompt.
+    The first attempt uses the request's temperature. With `repair`, the second attempt (`prompts/repair.md`)
+    shows the model its reply and what is wrong with it. Every further attempt sends the original prompt at a
+    temperature of at least 0.7. The seed of an attempt is derived from the request's seed, the attempt and
+    the prompt.
 
     Args:
         parse: raises `EpisodeFailedError` for a reply that it cannot use.
@@ -110,9 +109,10 @@ async def ask_structured(
         if completion.finish_reason == "length":
             problem = f"the reply was cut off at max_tokens={request.max_tokens}: {problem}"
         current = request
-        if attempt == 0 and repair is not None:
-            reply = valid_unicode(completion.text)[:MAX_REPLY_CHARACTERS]
-            current = replace(request, prompt=repair(request.prompt, reply, problem))
+        if attempt == 0 and repair:
+            reply = valid_unicode(completion.text)[:_MAX_REPAIRED_CHARACTERS]
+            slots = {"prompt": request.prompt, "reply": reply, "problem": problem}
+            current = replace(request, prompt=fill_template("dreamgym", "repair.md", **slots))
     raise EpisodeFailedError(kind, f"{name}, {attempts} attempts: {problem}")
 
 
@@ -212,7 +212,7 @@ def valid_unicode(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def render_prompt(package: str, name: str, **slots: object) -> str:
+def fill_template(package: str, name: str, **slots: object) -> str:
     """Fill the slots of a prompt template: the Markdown file `prompts/NAME` of a package.
 
     Slots are written ``{{name}}`` and filled in one pass: a value that contains ``{{name}}`` stays as it is.
@@ -220,7 +220,7 @@ def render_prompt(package: str, name: str, **slots: object) -> str:
     Raises:
         KeyError: a slot of the template has no value, or a value has no slot.
     """
-    text = prompt_template(package, name)
+    text = read_template(package, name)
     found = set(_SLOT.findall(text))
     if found != slots.keys():
         raise KeyError(f"{package} prompts/{name}: expected the slots {sorted(found)}, got {sorted(slots)}")
@@ -228,7 +228,7 @@ def render_prompt(package: str, name: str, **slots: object) -> str:
 
 
 @cache
-def prompt_template(package: str, name: str) -> str:
+def read_template(package: str, name: str) -> str:
     """The text of a prompt file, with its slots."""
     return files(package).joinpath("prompts", *name.split("/")).read_text(encoding="utf-8")
 

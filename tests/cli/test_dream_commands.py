@@ -19,7 +19,7 @@ from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.protocols import Environment
 from dreamgym.testing.corridor import CorridorFactory
-from dreamgym.training.episode_starts import real_start, recorded_start
+from dreamgym.training.dream import real_start, recorded_start
 from dreamgym.training.experience_loading import load_experience_model
 from dreamgym.types import Outcome, State, Task, Trajectory, WorldSheet
 from tests.command import INTERRUPTIBLE
@@ -168,7 +168,7 @@ async def test_a_dream_begins_as_the_environment_reveals_it_or_says_that_it_cann
     factory = CorridorFactory(length=4)
     [task] = await factory.tasks("train", 1)
     begin = await real_start(factory, task)
-    assert begin.first == await factory.make(task).start()
+    assert begin.state == await factory.make(task).start()
     assert ("unlocked", f"door {task.id.split('-')[-1]}") in begin.sheet.facts
     with pytest.raises(ConfigError, match=r"does not disclose its hidden facts.*--trajectories"):
         await real_start(_Secretive(), task)
@@ -200,8 +200,8 @@ class _Secretive(CorridorFactory):
 def test_a_recorded_task_is_found_by_its_place_or_id(episode: Trajectory, data: Path) -> None:
     every = list(read_trajectories(data))
     for wanted in ("2", every[2].task.id):
-        begin = recorded_start(every, "alfworld", split=None, wanted=wanted)
-        assert (begin.task, begin.sheet, begin.first) == (every[2].task, every[2].sheet, every[2].start)
+        task, start = recorded_start(every, "alfworld", split=None, wanted=wanted)
+        assert (task, start.sheet, start.state) == (every[2].task, every[2].sheet, every[2].start)
     with pytest.raises(ConfigError, match="no task 'x'"):
         recorded_start(every, "alfworld", split="train", wanted="x")
 

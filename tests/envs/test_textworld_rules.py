@@ -25,8 +25,7 @@ from dreamgym.envs.textworld.task_source import (
     make_game,
     task_of,
 )
-from dreamgym.experience.reasoning_checks import corrected
-from dreamgym.experience.reply_format import prompt, start_prompt
+from dreamgym.experience.reply_format import corrected, prompt, start_prompt
 from dreamgym.rollouts import run_episode
 from dreamgym.training.experience_loading import prompt_settings
 from dreamgym.types import Fact, Outcome, State, Trajectory, Transition, WorldSheet

@@ -93,12 +93,12 @@ async def test_a_state_cannot_pass_for_a_part_of_the_question() -> None:
         GOOD.replace("diversity", "variety"),
         GOOD.replace("}", ', "mood": 1}'),
         "[" * 1999,
-        GOOD + " " * 2000,
+        GOOD + " " * 200_000,
         "\ud800",
     ],
 )
 def test_anything_but_four_integers_from_0_to_2_is_refused(reply: str) -> None:
-    with pytest.raises(EpisodeFailedError, match="expected JSON with consistency") as caught:
+    with pytest.raises(EpisodeFailedError, match="expected") as caught:
         parse_scores(reply)
     assert caught.value.kind is FailureKind.PARSE_ERROR
 

@@ -134,7 +134,7 @@ async def test_a_wrong_reply_is_repaired_once_by_telling_what_is_wrong() -> None
 
 async def test_after_a_failed_repair_another_seed_is_tried_and_then_it_fails_typed() -> None:
     model = ScriptedLanguageModel(lambda request: "I would rather not.")
-    with pytest.raises(EpisodeFailedError, match="'one', 3 attempts: reply: Invalid JSON") as failed:
+    with pytest.raises(EpisodeFailedError, match="'one', 3 attempts: expected one JSON object") as failed:
         await LanguageModelAnnotator(model, name="test").annotate(played(3))
     assert failed.value.kind is FailureKind.PARSE_ERROR
     first, repair, again = model.requests
@@ -224,8 +224,8 @@ async def test_a_run_that_stopped_goes_on_and_pays_for_nothing_twice(tmp_path: P
     report = await annotate_all(
         [*trajectories, trajectories[0]], annotator, tmp_path, on_progress=on_progress
     )
-    assert (report.already_there, report.annotated, report.cost.requests) == (3, 3, 3)
-    assert report.cost.reply_characters == 3 * len(explained(1, 3))
+    assert (report.already_there, report.annotated, report.counts.requests) == (3, 3, 3)
+    assert report.counts.reply_characters == 3 * len(explained(1, 3))
     assert told[-1] == 3
     recorded = RecordedAnnotator(tmp_path, "test")
     for trajectory in trajectories:
@@ -239,7 +239,7 @@ async def test_a_failure_is_counted_and_tried_again_by_the_next_run(tmp_path: Pa
     picky = annotator_of(lambda request: explained(1, 2))
     report = await annotate_all(trajectories, picky, tmp_path)
     assert (report.annotated, dict(report.failures)) == (1, {"parse_error": 1})
-    assert report.cost.requests == 1 + 3
+    assert report.counts.requests == 1 + 3
     recorded = RecordedAnnotator(tmp_path, "test")
     assert trajectories[0] in recorded
     assert trajectories[1] not in recorded

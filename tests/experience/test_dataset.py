@@ -22,6 +22,7 @@ from dreamgym.experience.reply_format import (
     variation_text,
 )
 from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.structured import unify_line_breaks
 from dreamgym.types import Annotation, Trajectory
 
 SETTINGS = PromptSettings(actor=AGENT)
@@ -118,7 +119,7 @@ def test_variations_are_other_tasks_of_the_same_room_and_name_what_is_there(
 @given(st.text())
 def test_no_reply_however_hostile_becomes_an_empty_task(text: str) -> None:
     assert parse_variation(text) != ""
-    assert parse_variation(variation_text(text)) in (text.replace("\r", "").strip(), None)
+    assert parse_variation(variation_text(text)) in (unify_line_breaks(text).strip(), None)
 
 
 async def test_a_long_reply_that_comes_too_often_is_thinned_out_and_nothing_else(

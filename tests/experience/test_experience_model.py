@@ -18,7 +18,7 @@ from dreamgym.envs.synthetic import EpisodeStart, SyntheticEnvironment, Syntheti
 from dreamgym.errors import EpisodeFailedError, EpisodeOverError
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings, reply_text, start_text
-from dreamgym.experience.rewards import Judge, ModelVerdict, SheetCheck
+from dreamgym.experience.rewards import ModelVerdict, SheetCheck
 from dreamgym.protocols import Environment, Grader
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.testing import ScriptedLanguageModel
@@ -190,19 +190,17 @@ def test_no_reply_however_hostile_raises_anything_but_the_typed_failure(text: st
 
 async def test_a_grader_overrules_the_models_own_success() -> None:
     def script(request: CompletionRequest) -> str:
-        if request.choices:
-            return " no"
         return "next: A room." if "action: start" in request.prompt else opening("success")
 
     own, judged = (
         imagined(ScriptedLanguageModel(script)),
-        imagined(ScriptedLanguageModel(script), Judge(ScriptedLanguageModel(script))),
+        imagined(ScriptedLanguageModel(script), SheetCheck(lambda task, sheet: False)),
     )
     for dream in (own, judged):
         await dream.start()
     believed, doubted = await own.step("open safe 1"), await judged.step("open safe 1")
     assert (believed.reward, believed.terminated, believed.reward_source) == (1.0, True, "model")
-    assert (doubted.reward, doubted.terminated, doubted.reward_source) == (0.0, False, "judge")
+    assert (doubted.reward, doubted.terminated, doubted.reward_source) == (0.0, False, "sheet")
 
 
 async def test_demonstrations_come_from_the_buffer_and_never_from_the_same_task(
@@ -255,7 +253,7 @@ async def test_the_same_question_is_asked_once_if_replies_are_remembered_and_a_f
 
     opened = Outcome(next_state=State(text="You open the safe 1."), reward=0.0, terminated=False)
     experience = ReasoningExperienceModel(
-        ScriptedLanguageModel(answer), name="test", settings=SETTINGS, remembered=1
+        ScriptedLanguageModel(answer), name="test", settings=SETTINGS, cached_replies=1
     )
 
     async def predicted(action: str) -> str:

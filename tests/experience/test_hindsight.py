@@ -6,7 +6,7 @@ from collections import Counter
 
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.experience.hindsight import Reader, hindsight_sheet
+from dreamgym.experience.world_sheet import StateReader, hindsight_sheet
 from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition
 
 
@@ -76,6 +76,6 @@ def test_a_refusal_and_an_empty_place_reveal_nothing() -> None:
 
 
 def test_another_environment_brings_its_own_reader() -> None:
-    ours = Reader(within="in", shown=(), ended=(), begun=())
+    ours = StateReader(inside="in", shown=(), ended=(), begun=())
     found = hindsight_sheet(told("In the box 1, you see a coin 3."), ours)
     assert found.facts == (("in", "coin 3", "box 1"),)

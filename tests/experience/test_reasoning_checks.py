@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.model import ReasoningExperienceModel
-from dreamgym.experience.reasoning_checks import corrected
-from dreamgym.experience.reply_format import PromptSettings
+from dreamgym.experience.reply_format import PromptSettings, corrected
 from dreamgym.models import tiny
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import State, Task, WorldSheet

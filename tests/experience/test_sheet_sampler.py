@@ -1,4 +1,4 @@
-"""Recombined worlds are new, and made of nothing that their room never held."""
+"""Recombined sheets are new, and place objects only where their room had such objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld.goals import can_succeed, goal_met
-from dreamgym.experience.sheet_sampler import Worlds, recombine, room_of
+from dreamgym.experience.world_sheet import SheetSampler, layout_of
 from dreamgym.types import Trajectory, WorldSheet
 
 
@@ -27,7 +27,7 @@ def sheets_of(recorded: Sequence[Trajectory]) -> list[WorldSheet]:
 def by_room(sheets: Sequence[WorldSheet]) -> dict[object, list[WorldSheet]]:
     rooms: dict[object, list[WorldSheet]] = {}
     for sheet in sheets:
-        rooms.setdefault(room_of(sheet), []).append(sheet)
+        rooms.setdefault(layout_of(sheet), []).append(sheet)
     return rooms
 
 
@@ -35,24 +35,24 @@ def lying(sheet: WorldSheet) -> dict[str, str]:
     return {fact[1]: fact[2] for fact in sheet.facts if fact[0] == "inreceptacle"}
 
 
-def test_a_room_is_told_by_what_stays_put(recorded: Sequence[Trajectory]) -> None:
+def test_sheets_of_one_room_have_one_layout(recorded: Sequence[Trajectory]) -> None:
     rooms: dict[object, set[object]] = {}
     for each in recorded:
         assert each.sheet is not None
-        rooms.setdefault(each.task.parameters["room"], set()).add(room_of(each.sheet))
+        rooms.setdefault(each.task.parameters["room"], set()).add(layout_of(each.sheet))
     assert all(len(found) == 1 for found in rooms.values())
     assert len(set().union(*rooms.values())) == len(rooms)
 
 
-def test_a_recombined_sheet_keeps_its_room_its_things_and_their_kinds_of_places(
+def test_a_recombined_sheet_keeps_its_layout_its_objects_and_their_kinds_of_places(
     recorded: Sequence[Trajectory],
 ) -> None:
     sheets = sheets_of(recorded)
-    worlds, rooms = Worlds(sheets), by_room(sheets)
+    sampler, rooms = SheetSampler(sheets), by_room(sheets)
     new = 0
     for seed in range(40):
-        made = worlds.recombine(Random(seed))
-        same_room = rooms[room_of(made)]
+        made = sampler.recombine(Random(seed))
+        same_room = rooms[layout_of(made)]
         base = next(sheet for sheet in same_room if lying(sheet).keys() == lying(made).keys())
         assert [f for f in made.facts if f[0] != "inreceptacle"] == [
             f for f in base.facts if f[0] != "inreceptacle"
@@ -64,17 +64,18 @@ def test_a_recombined_sheet_keeps_its_room_its_things_and_their_kinds_of_places(
     assert new > 20
 
 
-def test_the_same_dice_give_the_same_world_and_no_share_gives_the_old_one(
+def test_the_same_seed_gives_the_same_sheet_and_share_zero_a_known_one(
     recorded: Sequence[Trajectory],
 ) -> None:
     sheets = sheets_of(recorded)
-    assert recombine(sheets, Random(7)) == recombine(sheets, Random(7))
-    assert recombine(sheets, Random(7), share=0.0) in sheets
+    sampler = SheetSampler(sheets)
+    assert sampler.recombine(Random(7)) == sampler.recombine(Random(7))
+    assert sampler.recombine(Random(7), share=0.0) in sheets
     with pytest.raises(ValueError, match="at least one sheet"):
-        recombine([], Random(0))
+        SheetSampler([])
 
 
-def test_things_never_end_up_inside_each_other() -> None:
+def test_objects_never_contain_each_other() -> None:
     sheet = WorldSheet(
         facts=(
             ("in", "box 1", "box 2"),
@@ -83,23 +84,23 @@ def test_things_never_end_up_inside_each_other() -> None:
         )
     )
     for seed in range(50):
-        made = Worlds([sheet], within="in").recombine(Random(seed), share=1.0)
+        made = SheetSampler([sheet], inside="in").recombine(Random(seed), share=1.0)
         assert ("in", "box 2", "shelf 1") in made.facts
         assert made.facts[0][2] == "shelf 1"
         assert ("in", "pen 1", "box 1") in made.facts
 
 
-def test_a_drawn_sheet_is_one_on_which_the_task_can_succeed(recorded: Sequence[Trajectory]) -> None:
-    worlds = Worlds(sheets_of(recorded))
+def test_the_task_can_succeed_on_a_sampled_sheet(recorded: Sequence[Trajectory]) -> None:
+    sampler = SheetSampler(sheets_of(recorded))
     for number, each in enumerate(recorded[:30]):
-        sheet = worlds.draw(each.task, Random(number), can_succeed)
+        sheet = sampler.sample(each.task, Random(number), can_succeed)
         assert sheet is not None
         assert can_succeed(each.task, sheet)
         assert not goal_met(each.task, sheet)
 
 
-def test_a_task_that_no_world_allows_gets_none(recorded: Sequence[Trajectory]) -> None:
+def test_a_task_that_cannot_succeed_gets_no_sheet(recorded: Sequence[Trajectory]) -> None:
     def never(task: object, sheet: WorldSheet) -> bool:
         return False
 
-    assert Worlds(sheets_of(recorded)[:3]).draw(recorded[0].task, Random(0), never) is None
+    assert SheetSampler(sheets_of(recorded)[:3]).sample(recorded[0].task, Random(0), never) is None

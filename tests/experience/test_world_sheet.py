@@ -1,11 +1,18 @@
-"""The world sheet in use: changes applied, and only what an action touches told."""
+"""World sheets: changes are applied, and prompts show the facts that an action touches."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dreamgym.experience.world_sheet import apply, difference, tell, touched
+from dreamgym.experience.world_sheet import (
+    apply_change,
+    fact_lines,
+    object_kinds,
+    relevant_facts,
+    visible_names,
+)
 from dreamgym.types import Change, WorldSheet
 
 KITCHEN = WorldSheet(
@@ -22,16 +29,16 @@ KITCHEN = WorldSheet(
 )
 
 
-def test_an_action_touches_what_it_names_the_actor_and_the_actors_place() -> None:
-    facts = touched(KITCHEN, "open fridge 1", actor="agent1")
+def test_relevant_facts_are_about_named_objects_the_actor_and_its_place() -> None:
+    facts = relevant_facts(KITCHEN, "open fridge 1", actor="agent1")
     assert ("openable", "fridge 1") in facts
     assert ("atlocation", "agent1", "loc 4") in facts
     assert not any("fridge 11" in fact for fact in facts)
     assert ("heatable", "apple 1") not in facts
 
 
-def test_lines_that_the_action_names_come_last() -> None:
-    lines = tell(touched(KITCHEN, "open fridge 1", actor="agent1"), order=["agent1", "fridge 1"])
+def test_lines_about_named_objects_come_last() -> None:
+    lines = fact_lines(relevant_facts(KITCHEN, "open fridge 1", actor="agent1"), order=["agent1", "fridge 1"])
     assert lines[-2:] == ["fridge 1: openable", "inreceptacle fridge 1: apple 2, apple 1"]
 
 
@@ -39,11 +46,15 @@ facts = st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))
 sheets = st.lists(facts, unique=True).map(lambda found: WorldSheet(facts=tuple(found)))
 
 
-@given(sheets, sheets)
-def test_a_difference_leads_from_one_sheet_to_the_other(before: WorldSheet, after: WorldSheet) -> None:
-    assert set(apply(before, difference(before, after)).facts) == set(after.facts)
-
-
 @given(sheets)
-def test_changing_nothing_changes_nothing(sheet: WorldSheet) -> None:
-    assert apply(sheet, Change()) == sheet
+def test_an_empty_change_keeps_the_sheet(sheet: WorldSheet) -> None:
+    assert apply_change(sheet, Change()) == sheet
+
+
+@pytest.mark.parametrize("odd", ["mug ²", "mug ①", "mug " + "9" * 5_000, "²", ""])
+def test_numbers_that_int_does_not_read_are_part_of_the_name(odd: str) -> None:
+    sheet = WorldSheet(facts=(("in", odd, "desk 1"), ("in", "mug 2", "desk 1"), ("opened",)))
+    assert len(fact_lines(sheet.facts)) == 1
+    assert len(visible_names(sheet)) == 1
+    assert "mug" in object_kinds(sheet)
+    assert len(relevant_facts(sheet, "look at desk 1")) == 2

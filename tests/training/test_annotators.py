@@ -19,9 +19,9 @@ from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
 from dreamgym.experience.annotation_store import FILE, AnnotationStore, RecordedAnnotator
 from dreamgym.experience.dataset import examples
-from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.plain_annotator import PlainAnnotator
 from dreamgym.experience.reply_format import PromptSettings, parse_reply
+from dreamgym.experience.world_sheet import hindsight_sheet
 from dreamgym.models.local.chat_template import ChatLanguageModel, with_chat_template
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer

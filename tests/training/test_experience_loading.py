@@ -12,13 +12,13 @@ from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld import SPEC
 from dreamgym.errors import ConfigError
-from dreamgym.experience.prompt_formats import Situation
+from dreamgym.experience.prompt_formats import PromptContext
 from dreamgym.models.registry import LanguageModels
 from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.training.experience_loading import (
     check_prompted_model,
     choose_grader,
-    format_of,
+    json_format,
     make_grader,
     open_prompted_model,
 )
@@ -30,8 +30,8 @@ EPISODE = next(iter(islice(read_trajectories(builtin_dataset()), 1)))
 def test_an_environment_adds_its_rules_its_refusal_and_only_the_facts_that_are_touched() -> None:
     assert EPISODE.sheet is not None
     step = EPISODE.transitions[0]
-    asked = format_of(PromptedConfig(), "alfworld", SPEC).question(
-        Situation(
+    asked = json_format(PromptedConfig(), "alfworld", SPEC).request(
+        PromptContext(
             task=EPISODE.task,
             sheet=EPISODE.sheet,
             history=(),
@@ -64,14 +64,6 @@ def test_the_grader_is_the_sheet_where_there_is_one_unless_another_is_named() ->
         (["train.experience=endpoint:nobody"], "no endpoint 'nobody'"),
         (["train.experience=endpoint:m@http://localhost:1", "train.reward=endpoint:nobody"], "no endpoint"),
         (["train.experience=endpoint:m@http://localhost:1", "train.reward=strong"], "got 'strong'"),
-        (
-            [
-                "train.experience=endpoint:m@http://localhost:1",
-                "prompted.form=agentworld",
-                "train.reward=model",
-            ],
-            "tells states and no success",
-        ),
     ],
 )
 def test_a_training_that_could_not_dream_is_refused_before_it_starts(

@@ -73,7 +73,6 @@ def test_the_guide_leads_from_chats_to_a_dream_that_trains_an_agent(
     assert measured["steps"]["success"]["recall"]["value"] == 1.0
     assert measured["judged"]["scores"]["informativeness"]["value"] == 1.0
     assert measured["replay_spread"]["mean_deviation"] == 0.0
-    assert measured["asked"]["prompted"]["form"] == "json"
     summary = json.loads((tmp_path / "runs" / "shop" / "summary.json").read_text(encoding="utf-8"))
     [row] = summary["endpoints"]["rows"]
     assert (row["stage"], row["role"], row["endpoint"]) == ("train", "experience", "strong")
@@ -147,7 +146,6 @@ def test_replies_that_cannot_be_read_are_told_and_cost_nothing_else(
     [
         (["--dream", "endpoint:nobody"], "no endpoint 'nobody'"),
         (["--base-url", "http://localhost:8000"], "--base-url belongs to --dream openai:MODEL"),
-        (["--dream", "NAME", "--set", "prompted.form=webworld"], "tells states and no success"),
         (["--dream", "NAME", "--reward", "sheet"], "expected a grader"),
         (["--dream", "NAME", "--set", "prompted.prompt=missing.md"], "expected auto or a text file"),
         (["--dream", "NAME", "--set", "prompted.max_tokens=9000"], "leaves no room for a prompt"),

@@ -131,7 +131,7 @@ async def _explained(
 
         def tell(report: AnnotateReport) -> None:
             done = report.already_there + report.annotated + report.failures.total()
-            note = f"{report.failures.total()} failed, {report.cost.reply_characters:,} characters written"
+            note = f"{report.failures.total()} failed, {report.counts.reply_characters:,} characters written"
             bar.update(job, completed=done, note=note, visible=True)
 
         async with LanguageModels(config, folder=out) as models:

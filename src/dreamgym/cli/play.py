@@ -34,11 +34,11 @@ from dreamgym.config import Config, nearest_name, validate
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
-from dreamgym.envs.synthetic import SyntheticEnvironment
+from dreamgym.envs.synthetic import EpisodeStart, SyntheticEnvironment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
-from dreamgym.experience.world_sheet import tell
+from dreamgym.experience.world_sheet import fact_lines
 from dreamgym.protocols import Environment, EnvironmentFactory, find_expert, find_world_sheet
-from dreamgym.training.episode_starts import EpisodeStart, real_start, recorded_start
+from dreamgym.training.dream import real_start, recorded_start
 from dreamgym.training.experience_loading import LoadedExperienceModel
 from dreamgym.training.experience_run import known_environment
 from dreamgym.types import Outcome, Provenance, Task, Trajectory, Transition, WorldSheet
@@ -141,29 +141,29 @@ def _play_dream(
     if spec is not None:
         options = validate(spec.options, config.environment.options, prefix="environment.options.")
 
-    async def beginning() -> EpisodeStart:
+    async def start_of_task() -> tuple[Task, EpisodeStart]:
         if spec is None or sources:
             known = (each for source in sources for each in read_trajectories(source))
             return recorded_start(known, name, split=split, wanted=wanted)
         factory = spec.open(options)
         try:
             task = await find_task(factory, split or factory.splits[0], wanted, seed=config.seed)
-            return await real_start(factory, task, seed=config.seed)
+            return task, await real_start(factory, task, seed=config.seed)
         finally:
             await factory.aclose()
 
     async def imagined() -> SyntheticEnvironment:
-        begin = await beginning()
-        first = begin.first
+        task, start = await start_of_task()
+        first = start.state
         try:
             if not loaded.prompted:
-                first = await model.imagine_start(begin.task, begin.sheet)
+                first = await model.imagine_start(task, start.sheet)
         except EpisodeFailedError as error:
             _say(f"The first state is the real one, as none was imagined: {error}", "red")
         return SyntheticEnvironment(
-            begin.task,
+            task,
             model,
-            begin.sheet,
+            start.sheet,
             horizon=loaded.run.horizon,
             refusal_ends=loaded.run.experience.refusal_ends,
             first=first,
@@ -298,10 +298,12 @@ class _Session:
         known = self._sheet
         if isinstance(self._environment, SyntheticEnvironment):
             known = self._environment.sheet
-        _say("This environment cannot tell." if known is None else "\n".join(tell(known.facts)))
+        _say("This environment cannot tell." if known is None else "\n".join(fact_lines(known.facts)))
         change = self._info("change")
         if change is not None:
-            told = [f"- {line}" for line in tell(change.ended)] + [f"+ {line}" for line in tell(change.begun)]
+            told = [f"- {line}" for line in fact_lines(change.ended)] + [
+                f"+ {line}" for line in fact_lines(change.begun)
+            ]
             _say("The last action changed" + ("\n".join([":", *told]) if told else " nothing."), "dim")
 
     def _tell_demonstrations(self, _: str) -> None:

@@ -115,9 +115,6 @@ class ExperienceConfig(Section):
 class PromptedConfig(Section):
     """How a language model that was not taught is asked to be the experience model."""
 
-    form: Literal["json", "agentworld", "webworld"] = Field(
-        "json", description="json for any chat model; agentworld, webworld: those open weights' own formats"
-    )
     prompt: str = Field("auto", description="what to know of the environment: auto, or a text file of yours")
     history: int = Field(20, ge=0, description="newest transitions told")
     demonstrations: int = Field(8, ge=0, description="nearest transitions told")

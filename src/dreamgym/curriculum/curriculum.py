@@ -33,7 +33,8 @@ class Curriculum:
         """
         Args:
             generator: None adds no tasks to the pool.
-            embedder: if given, similar tasks share their reward entropy. PPO needs this: it has no rollout groups.
+            embedder: if given, similar tasks share their reward entropy. PPO needs this: it has no rollout
+            groups.
         """
         self.pool = pool
         self._generator = generator

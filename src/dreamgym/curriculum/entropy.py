@@ -1,7 +1,8 @@
-"""Reward entropy (the paper's Eq. 7): the variance of a task's returns, per rollout group or cluster of tasks.
+"""Reward entropy (the paper's Eq. 7): the variance of a task's returns, per rollout group or cluster of
+tasks.
 
-It is zero for a task that always succeeds or always fails, and highest for one that succeeds half of the time.
-GRPO samples a group of rollouts per task. PPO does not: there, similar tasks form a cluster.
+It is zero for a task that always succeeds or always fails, and highest for one that succeeds half of the
+time. GRPO samples a group of rollouts per task. PPO does not: there, similar tasks form a cluster.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def clustered_entropy(
 
 
 def cluster(keys: Keys, count: int, *, rounds: int = 50) -> list[int]:
-    """Deterministic k-means: the first centres are the keys farthest from one another, so equal keys give equal
-    labels on every machine. Labels count up in the order of first appearance.
+    """Deterministic k-means: the first centres are the keys farthest from one another, so equal keys give
+    equal labels on every machine. Labels count up in the order of first appearance.
 
     >>> cluster(np.array([[0, 0], [9, 9], [0, 1], [9, 8]], np.float32), 2)
     [0, 1, 0, 1]

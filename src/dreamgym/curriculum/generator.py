@@ -1,7 +1,7 @@
 """The task generator (the paper's M_task): valid variations of the most informative tasks.
 
-For each task, a proposer writes candidates, the task filter keeps the valid ones, and the proposer selects one
-of those. The paper selects among all candidates; a selected candidate that is not valid would be lost.
+For each task, a proposer writes candidates, the task filter keeps the valid ones, and the proposer selects
+one of those. The paper selects among all candidates; a selected candidate that is not valid would be lost.
 """
 
 from __future__ import annotations

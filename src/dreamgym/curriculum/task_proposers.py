@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.protocols import LanguageModel
 from dreamgym.seeding import derive_seed
-from dreamgym.structured import parse_json, quote, render_prompt
+from dreamgym.structured import fill_template, parse_json, quote
 from dreamgym.types import CompletionRequest, Task
 
 _TEXT_LIMIT = 2_000
@@ -77,7 +77,7 @@ class PromptedTaskProposer:
 
     async def propose(self, task: Task, *, count: int, seed: int) -> list[str | None]:
         examples = [f"- {quote(example, _TEXT_LIMIT)}" for example in self._examples]
-        prompt = render_prompt(
+        prompt = fill_template(
             "dreamgym.curriculum",
             "generate.md",
             environment=task.environment,
@@ -91,7 +91,7 @@ class PromptedTaskProposer:
 
     async def select(self, task: Task, candidates: Sequence[str], *, seed: int) -> Selection | None:
         listed = [f"{number}. {quote(each, _TEXT_LIMIT)}" for number, each in enumerate(candidates, 1)]
-        prompt = render_prompt(
+        prompt = fill_template(
             "dreamgym.curriculum",
             "select.md",
             environment=task.environment,

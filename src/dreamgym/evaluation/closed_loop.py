@@ -17,7 +17,7 @@ from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.evaluation.async_map import OnCount, ask_all
 from dreamgym.evaluation.statistics import Estimate, share_of_episodes
-from dreamgym.experience.hindsight import with_sheet
+from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel
 from dreamgym.types import (
     FailureKind,

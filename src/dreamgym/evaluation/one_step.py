@@ -17,8 +17,7 @@ from typing import Any
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.evaluation.async_map import OnCount, ask_all
 from dreamgym.evaluation.statistics import Estimate, auroc, calibration_error, mean_of_steps, share_of_steps
-from dreamgym.experience.hindsight import with_sheet
-from dreamgym.experience.world_sheet import apply
+from dreamgym.experience.world_sheet import apply_change, with_sheet
 from dreamgym.protocols import Annotator, ExperienceModel
 from dreamgym.types import Change, FailureKind, Outcome, Task, Trajectory, Transition, WorldSheet
 
@@ -145,7 +144,7 @@ async def step_questions(annotator: Annotator, trajectories: Iterable[Trajectory
                     names=names,
                 )
             )
-            sheet = apply(sheet, change)
+            sheet = apply_change(sheet, change)
     return questions
 
 

@@ -1,55 +1,58 @@
-"""Lets any language model explain recorded trajectories, for the experience model to learn from.
+"""Annotates recorded trajectories with any language model, as targets for fine-tuning an experience model.
 
-The annotator is shown the instruction, the steps and whether they succeeded, and answers in strict JSON: the
-paper's tutorial, and one plan per transition. A reply that does not fit is sent back once with what is wrong
-with it, then asked for anew with another seed; after that the trajectory is a typed, counted failure. How an
-episode ended is for the annotator alone: nothing here reaches the experience model but the notes.
+The annotator sees the instruction, the steps and whether they succeeded. Its reply is strict JSON: the
+paper's tutorial, and one plan for each transition. Only the plans reach the experience model, so how an
+episode ended does not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotation_store import AnnotationStore
+from dreamgym.experience.reply_format import has_plain_number
 from dreamgym.protocols import Annotator, LanguageModel
-from dreamgym.structured import extract_json
+from dreamgym.structured import (
+    RequestCounts,
+    ask_structured,
+    fill_template,
+    one_line,
+    parse_error,
+    parse_json,
+)
 from dreamgym.types import (
     Annotation,
     Change,
     CompletionRequest,
     Fact,
-    FailureKind,
     JsonValue,
     Note,
     Trajectory,
     Transition,
 )
 
-_LONGEST = 200_000
-"""Characters of a reply; more is refused unread."""
-_SLOT = re.compile(r"\{\{(\w+)\}\}")
-
+_MAX_ACTION = 500
 _Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 
 
 def _writable(fact: list[str]) -> list[str]:
-    """A fact that the reply form of the experience model can write, and read back as the same."""
+    """A fact that `reply_format` can write and parse back."""
     predicate, *arguments = fact
     if not re.fullmatch(r"[^\s,;]+", predicate):
         raise ValueError("expected a predicate without spaces, commas and semicolons")
-    if any(not word.strip() or word != word.strip() or re.search(r"[,;\r\n]", word) for word in arguments):
+    if any(not word or word != one_line(word) or re.search(r"[,;]", word) for word in arguments):
         raise ValueError("expected arguments without commas, semicolons and line breaks")
+    if not all(map(has_plain_number, arguments)):
+        raise ValueError("expected numbers of at most 9 digits")
     return fact
 
 
@@ -82,26 +85,8 @@ class _Explanation(_Strict):
     transitions: list[_Step]
 
 
-class _MisfitError(Exception):
-    """A reply that is not what was asked for; says why, in words a language model can act on."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Cost:
-    """What was asked of a language model. Tokens are counted where the model tells them."""
-
-    requests: int = 0
-    prompt_characters: int = 0
-    reply_characters: int = 0
-    prompt_tokens: int = 0
-    reply_tokens: int = 0
-
-    def since(self, before: Cost) -> Cost:
-        return Cost(**{name: getattr(self, name) - getattr(before, name) for name in Cost.__slots__})
-
-
 class LanguageModelAnnotator:
-    """An annotator over any language model."""
+    """An `Annotator` over any language model."""
 
     def __init__(
         self,
@@ -109,39 +94,37 @@ class LanguageModelAnnotator:
         *,
         name: str,
         chunk: int = 12,
-        retries: int = 1,
+        attempts: int = 3,
         text_limit: int = 1500,
         max_tokens: int = 4096,
     ) -> None:
         """
         Args:
-            chunk: steps explained in one request; longer trajectories take several, in order.
-            retries: how often a chunk is asked for anew after the repair failed too.
-            text_limit: characters of any one state that the annotator is shown.
+            chunk: steps in one request; longer trajectories take several, in order.
+            attempts: the most requests for one chunk; the second shows the model what is wrong.
+            text_limit: characters of each state in the prompt.
         """
         self.name = name
-        self.cost = Cost()
+        self.counts = RequestCounts()
         self._model = model
         self._chunk = chunk
-        self._retries = retries
+        self._attempts = attempts
         self._text_limit = text_limit
         self._max_tokens = max_tokens
 
     async def annotate(self, trajectory: Trajectory) -> Annotation:
         """
         Raises:
-            EpisodeFailedError: no readable reply came (`PARSE_ERROR`).
+            EpisodeFailedError: no reply parsed (`PARSE_ERROR`), or the model failed.
         """
         tutorial: _Tutorial | None = None
         notes: list[Note] = []
         for first in range(0, max(len(trajectory), 1), self._chunk):
             steps = trajectory.transitions[first : first + self._chunk]
-            question = self._question(trajectory, first, steps, tutorial)
-            explanation = await self._explained(question, trajectory.id, first + 1, len(steps))
-            tutorial = explanation.tutorial  # the last one has seen the whole trajectory
-            notes += [
-                Note(reasoning=step.plan, change=_change(step.changes)) for step in explanation.transitions
-            ]
+            prompt = self._prompt(trajectory, first, steps, tutorial)
+            reply = await self._ask(prompt, trajectory.id, first, steps)
+            tutorial = reply.tutorial  # the last one has seen the whole trajectory
+            notes += [Note(reasoning=step.plan, change=_change(step.changes)) for step in reply.transitions]
         assert tutorial is not None
         return Annotation(
             plan=tutorial.plan,
@@ -150,81 +133,62 @@ class LanguageModelAnnotator:
             notes=tuple(notes),
         )
 
-    async def _explained(self, question: str, trajectory_id: str, first: int, count: int) -> _Explanation:
-        asked = question
-        schema = _schema(first, count)
-        for attempt in range(2 + self._retries):
-            reply = await self._ask(asked, attempt, schema)
-            try:
-                return _parse(reply, first, count)
-            except _MisfitError as misfit:
-                problem = str(misfit)
-            asked = question
-            if attempt == 0:
-                asked = _filled(
-                    "annotate-repair.md", question=question, reply=_sound(reply)[:_LONGEST], problem=problem
-                )
-        raise EpisodeFailedError(
-            FailureKind.PARSE_ERROR,
-            f"{self.name}, trajectory {trajectory_id!r}, {2 + self._retries} attempts: {problem}",
+    async def _ask(
+        self, prompt: str, trajectory_id: str, first: int, steps: Sequence[Transition]
+    ) -> _Explanation:
+        numbers = range(first + 1, first + 1 + len(steps))
+        return await ask_structured(
+            self._model,
+            CompletionRequest(prompt=prompt, max_tokens=self._max_tokens, schema=_schema(numbers)),
+            lambda completion: _parse(completion.text, numbers),
+            name=f"{self.name}, trajectory {trajectory_id!r}",
+            attempts=self._attempts,
+            repair=True,
+            counts=self.counts,
         )
 
-    async def _ask(self, prompt: str, attempt: int, schema: dict[str, JsonValue]) -> str:
-        """Greedy at first and for the repair; a new try must be able to differ, the same way every time."""
-        seed = int.from_bytes(hashlib.sha256(f"{attempt}\0{prompt}".encode()).digest()[:4])
-        completion = await self._model.complete(
-            CompletionRequest(
-                prompt=prompt,
-                max_tokens=self._max_tokens,
-                temperature=0.0 if attempt < 2 else 0.7,
-                seed=seed,
-                schema=schema,
-            )
-        )
-        cost = self.cost
-        cost.requests += 1
-        cost.prompt_characters += len(prompt)
-        cost.reply_characters += len(completion.text)
-        cost.prompt_tokens += len(completion.prompt_token_ids)
-        cost.reply_tokens += len(completion.token_ids)
-        return completion.text
-
-    def _question(
-        self, trajectory: Trajectory, first: int, steps: tuple[Transition, ...], tutorial: _Tutorial | None
+    def _prompt(
+        self, trajectory: Trajectory, first: int, steps: Sequence[Transition], tutorial: _Tutorial | None
     ) -> str:
         before = "This is the beginning of the episode."
         if tutorial is not None:
-            done = (f"{n}. {past.action[:500]}" for n, past in enumerate(trajectory.transitions[:first], 1))
+            done = (
+                f"{number}. {one_line(past.action)[:_MAX_ACTION]}"
+                for number, past in enumerate(trajectory.transitions[:first], 1)
+            )
             before = "\n".join(["Actions so far:", *done, "", f"Your plan so far: {tutorial.plan}"])
-        return _filled(
+        return fill_template(
+            __package__,
             "annotate.md",
             environment=trajectory.task.environment,
             instruction=trajectory.task.instruction,
             success="yes" if trajectory.success else "no",
             before=before,
-            trajectory="\n\n".join(self._told(trajectory, first, steps)),
-            count=str(len(steps)),
-            first=str(first + 1),
-            last=str(first + len(steps)),
+            trajectory="\n\n".join(self._step_texts(trajectory, first, steps)),
+            count=len(steps),
+            first=first + 1,
+            last=first + len(steps),
         )
 
-    def _told(self, trajectory: Trajectory, first: int, steps: tuple[Transition, ...]) -> Iterator[str]:
+    def _step_texts(self, trajectory: Trajectory, first: int, steps: Sequence[Transition]) -> Iterator[str]:
         state = steps[0].state if steps else trajectory.start
         yield f"State before step {first + 1}:\n{state.text[: self._text_limit]}"
         for number, step in enumerate(steps, first + 1):
             end = " (the episode ends here)" if step.outcome.terminated else ""
             seen = step.outcome.next_state.text[: self._text_limit]
-            yield f"Step {number}, action: {step.action[:500]}\nNext state{end}:\n{seen}"
+            action = one_line(step.action)[:_MAX_ACTION]
+            yield f"Step {number}, action: {action}\nNext state{end}:\n{seen}"
 
 
 @dataclass(slots=True, kw_only=True)
 class AnnotateReport:
-    """What a run of annotation did, apart from what was there before."""
+    """The result of one call of `annotate_all`."""
 
     already_there: int = 0
+    """Annotations that the directory already had."""
     annotated: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    cost: Cost = field(default_factory=Cost)
+    counts: RequestCounts = field(default_factory=RequestCounts)
 
 
 OnProgress = Callable[[AnnotateReport], None]
@@ -238,22 +202,23 @@ async def annotate_all(
     concurrency: int = 8,
     on_progress: OnProgress | None = None,
 ) -> AnnotateReport:
-    """Annotate whatever `folder` does not hold yet from this annotator; run it again to go on after a stop.
+    """Annotate the trajectories that `folder` has no annotation of by this annotator; call it again to
+    resume.
 
-    A trajectory that the annotator failed on is counted by kind and left out; the next run tries it again.
+    A trajectory that the annotator failed on is counted by kind and left out; the next call tries it again.
 
     Raises:
         StoreError: the folder cannot be written, or another process is writing there.
         DataError: a row in it is damaged.
     """
     report = AnnotateReport()
-    spent = annotator.cost if isinstance(annotator, LanguageModelAnnotator) else Cost()
-    before = replace(spent)
-    places, writing = asyncio.Semaphore(concurrency), asyncio.Lock()
+    counts = annotator.counts if isinstance(annotator, LanguageModelAnnotator) else RequestCounts()
+    before = replace(counts)
+    slots, writing = asyncio.Semaphore(concurrency), asyncio.Lock()
     seen: set[str] = set()
 
-    def tell() -> None:
-        report.cost = spent.since(before)
+    def notify() -> None:
+        report.counts = counts.since(before)
         if on_progress is not None:
             on_progress(report)
 
@@ -267,8 +232,8 @@ async def annotate_all(
                 await asyncio.to_thread(store.append, trajectory.id, annotator.name, annotation)
             report.annotated += 1
         finally:
-            places.release()
-        tell()
+            slots.release()
+        notify()
 
     with AnnotationStore(folder) as store:
         try:
@@ -280,43 +245,34 @@ async def annotate_all(
                     if store.holds(trajectory, annotator.name):
                         report.already_there += 1
                         continue
-                    await places.acquire()
+                    await slots.acquire()
                     group.create_task(explain(trajectory))
         except ExceptionGroup as several:
             raise several.exceptions[0] from None  # the others were cancelled because of the first
-    tell()
+    notify()
     return report
 
 
-def _schema(first: int, count: int) -> dict[str, JsonValue]:
-    """Of an explanation of so many steps, each with its number."""
+def _schema(numbers: range) -> dict[str, JsonValue]:
+    """Of an explanation with exactly these step numbers."""
     schema = _Explanation.model_json_schema()
     step = schema["$defs"]["_Step"]
     numbered = [
         step | {"properties": step["properties"] | {"step": {"type": "integer", "enum": [number]}}}
-        for number in range(first, first + count)
+        for number in numbers
     ]
-    exactly = {"prefixItems": numbered, "minItems": count, "maxItems": count}
+    exactly = {"prefixItems": numbered, "minItems": len(numbers), "maxItems": len(numbers)}
     schema["properties"]["transitions"] |= exactly
     return schema
 
 
-def _parse(text: str, first: int, count: int) -> _Explanation:
-    if len(text) > _LONGEST:
-        raise _MisfitError(f"expected at most {_LONGEST} characters, got {len(text)}")
-    try:
-        explanation = _Explanation.model_validate_json(extract_json(text))
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False, include_input=False)[:5]
-        told = (f"{'.'.join(map(str, p['loc'])) or 'reply'}: {p['msg']}" for p in problems)
-        raise _MisfitError(_sound("; ".join(told))) from None
-    except UnicodeError:
-        raise _MisfitError("expected text, got characters that are none") from None
-    numbers = [step.step for step in explanation.transitions]
-    if numbers != list(range(first, first + count)):
-        raise _MisfitError(
-            f"expected {count} transitions, for steps {first} to {first + count - 1} in order, "
-            f"got {len(numbers)}, for steps {numbers[:50]}"
+def _parse(text: str, numbers: range) -> _Explanation:
+    explanation = parse_json(_Explanation, text)
+    found = [step.step for step in explanation.transitions]
+    if found != list(numbers):
+        raise parse_error(
+            f"expected {len(numbers)} transitions, for steps {numbers.start} to {numbers.stop - 1} in order, "
+            f"got {len(found)}, for steps {found[:50]}"
         )
     return explanation
 
@@ -326,14 +282,3 @@ def _change(changes: _Changes) -> Change:
         return tuple(tuple(fact) for fact in listed)
 
     return Change(ended=facts(changes.ended), begun=facts(changes.begun))
-
-
-def _filled(name: str, **slots: str) -> str:
-    """A prompt with its slots filled, in one pass: what fills a slot can open no other."""
-    text = files("dreamgym.experience").joinpath("prompts", name).read_text(encoding="utf-8")
-    return _SLOT.sub(lambda found: slots[found[1]], text)
-
-
-def _sound(text: str) -> str:
-    """The text without half characters (lone surrogates), which no encoder takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")

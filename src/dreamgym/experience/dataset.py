@@ -25,8 +25,7 @@ from dreamgym.experience.reply_format import (
     variation_prompt,
     variation_text,
 )
-from dreamgym.experience.sheet_sampler import room_of
-from dreamgym.experience.world_sheet import apply
+from dreamgym.experience.world_sheet import apply_change, layout_of
 from dreamgym.protocols import Annotator, Retriever
 from dreamgym.types import Annotation, Demonstration, Fact, RetrievalFilter, Trajectory, WorldSheet
 
@@ -69,7 +68,7 @@ def variations(trajectories: Sequence[Trajectory], *, seed: int = 0) -> Iterator
     rooms: dict[frozenset[Fact], dict[str, Trajectory]] = {}
     for trajectory in trajectories:
         if trajectory.sheet is not None:
-            known = rooms.setdefault(room_of(trajectory.sheet), {})
+            known = rooms.setdefault(layout_of(trajectory.sheet), {})
             known.setdefault(trajectory.task.instruction, trajectory)
     rng = Random(seed)
     for known in rooms.values():
@@ -176,7 +175,7 @@ def _of(
             trajectory_id=trajectory.id,
             position=position,
         )
-        sheet = apply(sheet, note.change)
+        sheet = apply_change(sheet, note.change)
 
 
 async def _demonstrations(

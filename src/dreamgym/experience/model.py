@@ -1,51 +1,55 @@
-"""The reasoning experience model: a language model that plays the environment, one strict reply at a time.
+"""The fine-tuned experience model: a language model that predicts the environment (the paper's Eq. 4).
 
-It is asked with the task, the facts that the action touches, the newest history and the nearest
-demonstrations, and answers with reasoning, what changes, the next state and whether the episode ends (the
-paper's Eq. 4). Comparisons in its reasoning are checked, and it goes on from the right verdict. A reply that
-does not parse is asked again with another seed; after the last attempt it is a typed failure, which costs one
-episode. The same question always gets the same answer.
+A prompt holds the task, the facts that the action touches, the newest history and the nearest demonstrations.
+The reply holds reasoning, changed facts, the next state and whether the episode ends. Comparisons and quotes
+in the reasoning are checked, and the model continues from the corrected text. The same prompt always gets the
+same reply.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.postprocess import Told, conclude, demonstrations
-from dreamgym.experience.reasoning_checks import corrected, told_facts
 from dreamgym.experience.reply_format import (
+    ParsedReply,
     PromptSettings,
-    Reply,
+    corrected,
     parse_reply,
     parse_start,
     prompt,
+    prompt_facts,
     start_prompt,
 )
 from dreamgym.experience.rewards import ModelVerdict
+from dreamgym.experience.world_sheet import apply_change
 from dreamgym.protocols import Grader, LanguageModel, Retriever
+from dreamgym.structured import ask_structured
 from dreamgym.types import (
+    Change,
     Completion,
     CompletionRequest,
-    FailureKind,
+    Demonstration,
+    Outcome,
     Prediction,
+    RetrievalFilter,
     State,
     Task,
     Transition,
     WorldSheet,
 )
 
-_CORRECTIONS = 8
-"""Of one reply, at most; each is another question to the model."""
-_UNTHOUGHT = "think: \nchange:"
-"""Put into the mouth of a model that shall answer without reasoning, however it was taught."""
+_MAX_CORRECTIONS = 8
+"""Of one reply; each is another request to the model."""
+_NO_REASONING = "think: \nchange:"
+"""The start of a reply without reasoning, however the model was fine-tuned."""
 
 
 class ReasoningExperienceModel:
-    """Implements `ExperienceModel` over any language model."""
+    """Implements `ExperienceModel` over a language model that was fine-tuned on the format of
+    `reply_format`."""
 
     def __init__(
         self,
@@ -58,123 +62,171 @@ class ReasoningExperienceModel:
         refusals: Collection[str] = (),
         attempts: int = 3,
         max_tokens: int = 400,
-        remembered: int = 0,
+        cached_replies: int = 0,
     ) -> None:
         """
         Args:
-            retriever: where demonstrations come from; without it none are shown.
-            refusals: the texts by which the environment says no: whatever else the reply claims then, nothing
-                changes and nothing is earned.
-            attempts: how often an unreadable reply is asked for again, in all.
-            remembered: replies kept for whoever asks the same again; rollouts of one task often do. Only for
-                weights that do not change meanwhile.
+            retriever: where demonstrations come from; without it prompts have none.
+            refusals: the texts with which the environment refuses an action: nothing changes then and nothing
+                is earned, whatever else the reply claims.
+            attempts: the most requests for a reply that parses.
+            cached_replies: replies kept for equal prompts, which rollouts of one task often have. Only for
+                weights that do not change.
         """
         self.name = name
-        self._model = model
+        self.language_model = model
+        """The weights; the task generator shares them."""
+        self._model = _CachedModel(model, cached_replies) if cached_replies else model
+        self._checked = _CheckedReasoning(self._model, "" if settings.reasoning else _NO_REASONING)
         self._settings = settings
         self._grader = grader or ModelVerdict()
         self._retriever = retriever
         self._refusals = frozenset(refusals)
         self._attempts = attempts
         self._max_tokens = max_tokens
-        self._remembered = remembered
-        self.corrections = 0
-        """Verdicts and quotes that were put right, see `comparisons`."""
-        self._replies: dict[tuple[str, int], asyncio.Future[Completion]] = {}
 
     @property
-    def language_model(self) -> LanguageModel:
-        """The weights that it speaks with; they can also be asked for variations of tasks."""
-        return self._model
+    def corrections(self) -> int:
+        """Comparisons and quotes that were corrected so far."""
+        return self._checked.corrections
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
-        question = start_prompt(task, sheet, actor=self._settings.actor, tell_facts=self._settings.tell_facts)
-        for attempt in range(self._attempts):
-            completion = await self._ask(question, attempt)
-            text = parse_start(completion.text)
-            if text is not None:
-                return State(text=text)
-        raise EpisodeFailedError(
-            FailureKind.PARSE_ERROR,
-            f"{self.name}: expected a first state for task {task.id!r}, "
-            f"got none in {self._attempts} attempts",
+        """
+        Raises:
+            EpisodeFailedError: no reply parsed.
+        """
+        settings = self._settings
+        text = start_prompt(task, sheet, actor=settings.actor, tell_facts=settings.tell_facts)
+        return await ask_structured(
+            self._model,
+            CompletionRequest(prompt=text, max_tokens=self._max_tokens),
+            lambda completion: State(text=parse_start(completion.text)),
+            name=self.name,
+            attempts=self._attempts,
         )
 
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
-        shown = await demonstrations(
-            *(self._retriever, task, state, action),
-            k=self._settings.demonstrations,
+        """
+        Raises:
+            EpisodeFailedError: no reply parsed, or the model or the grader failed.
+        """
+        demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
+        text = prompt(task, sheet, history, state.text, action, demonstrations, settings=self._settings)
+        reply = await ask_structured(
+            self._checked,
+            CompletionRequest(prompt=text, max_tokens=self._max_tokens),
+            lambda completion: replace(parse_reply(completion.text), confidence=_confidence(completion)),
+            name=self.name,
+            attempts=self._attempts,
         )
-        question = prompt(task, sheet, history, state.text, action, shown, settings=self._settings)
-        reply, completion = await self._reply(question)
-        told = Told(
-            next_state=reply.next_state,
-            reasoning=reply.reasoning,
-            change=reply.change,
-            terminated=reply.terminated,
-            success=reply.success,
-            confidence=_confidence(completion),
-        )
-        return await conclude(
-            *(told, task, sheet, state, action),
+        return await make_prediction(
+            *(reply, task, sheet, state, action),
             grader=self._grader,
             refusals=self._refusals,
-            shown=shown,
+            demonstrations=demonstrations,
         )
 
-    async def _reply(self, question: str) -> tuple[Reply, Completion]:
-        begun = "" if self._settings.reasoning else _UNTHOUGHT
-        for attempt in range(self._attempts):
-            text, completion = await self._put_right(question, begun, attempt)
-            try:
-                return parse_reply(text), completion
-            except EpisodeFailedError as error:
-                problem = error
-        raise EpisodeFailedError(problem.kind, f"{self.name}, {self._attempts} attempts: {problem}")
 
-    async def _put_right(self, question: str, begun: str, attempt: int) -> tuple[str, Completion]:
-        """A whole reply, its comparisons and quotes correct."""
-        facts = told_facts(question)
-        for _ in range(_CORRECTIONS):
-            completion = await self._ask(question + begun, attempt)
-            text = begun + completion.text
-            better = corrected(text, facts)
-            if better is None:
-                break
-            self.corrections += 1
-            begun = better
-        return text, completion
+async def make_prediction(
+    reply: ParsedReply,
+    task: Task,
+    sheet: WorldSheet,
+    state: State,
+    action: str,
+    *,
+    grader: Grader,
+    refusals: Collection[str] = (),
+    demonstrations: Sequence[Demonstration] = (),
+) -> Prediction:
+    """Apply a reply's changes and grade it. A refusal changes nothing and earns nothing, whatever the grader
+    says."""
+    refused = reply.next_state in refusals
+    if refused:
+        reply = replace(reply, change=Change(), terminated=False, success=False)
+    after = apply_change(sheet, reply.change)
+    outcome = Outcome(
+        next_state=State(text=reply.next_state),
+        reward=0.0,
+        terminated=reply.terminated,
+        reasoning=reply.reasoning,
+        confidence=reply.confidence,
+    )
+    claimed = reply.success is not False
+    transition = Transition(state=state, action=action, outcome=outcome)
+    verdict = await grader.verdict(task, after, transition, claimed=claimed)
+    success = verdict.success and not refused
+    return Prediction(
+        outcome=replace(
+            outcome,
+            reward=0.0 if refused else verdict.reward,
+            # The grader decides: its success ends the episode, and it can overrule a success that ended it.
+            terminated=success or (reply.terminated and not reply.success),
+            success=success,
+            reward_source=verdict.source,
+        ),
+        sheet=after,
+        demonstrations=tuple(demonstrations),
+        refused=refused,
+    )
 
-    async def _ask(self, question: str, attempt: int) -> Completion:
-        if not self._remembered:
-            return await self._complete(question, attempt)
-        key = (question, attempt)
+
+async def retrieve(
+    retriever: Retriever | None, task: Task, state: State, action: str, *, k: int
+) -> Sequence[Demonstration]:
+    """The k nearest past transitions, never of the same task."""
+    if retriever is None or not k:
+        return ()
+    wanted = RetrievalFilter(environment=task.environment, exclude_task=task.id)
+    [found] = await retriever.search([(state.text, action)], k=k, filters=[wanted])
+    return found
+
+
+class _CachedModel:
+    """A language model with a cache of replies. Equal requests that run at the same time share one
+    completion."""
+
+    def __init__(self, model: LanguageModel, size: int) -> None:
+        self._model = model
+        self._size = size
+        self._replies: dict[tuple[str, int], asyncio.Future[Completion]] = {}
+
+    async def complete(self, request: CompletionRequest) -> Completion:
+        key = (request.prompt, request.seed)
         reply = self._replies.get(key)
         if reply is None:
-            if len(self._replies) >= self._remembered:
+            if len(self._replies) >= self._size:
                 self._replies.pop(next(iter(self._replies)))
-            reply = self._replies[key] = asyncio.ensure_future(self._complete(question, attempt))
+            reply = self._replies[key] = asyncio.ensure_future(self._model.complete(request))
         try:
-            return await asyncio.shield(reply)  # others may be waiting for it
+            return await asyncio.shield(reply)  # others may wait for it
         except BaseException:
             self._replies.pop(key, None)
             raise
 
-    async def _complete(self, question: str, attempt: int) -> Completion:
-        """Greedy at first; a second attempt must be able to differ, and still be the same every time."""
-        seed = int.from_bytes(hashlib.sha256(f"{attempt}\0{question}".encode()).digest()[:4])
-        return await self._model.complete(
-            CompletionRequest(
-                prompt=question,
-                max_tokens=self._max_tokens,
-                temperature=0.0 if attempt == 0 else 0.7,
-                seed=seed,
-            )
-        )
+
+class _CheckedReasoning:
+    """A language model whose reasoning is checked while it is written, see `reply_format.corrected`."""
+
+    def __init__(self, model: LanguageModel, start: str) -> None:
+        self._model = model
+        self._start = start
+        self.corrections = 0
+
+    async def complete(self, request: CompletionRequest) -> Completion:
+        facts, written = prompt_facts(request.prompt), self._start
+        for _ in range(_MAX_CORRECTIONS):
+            completion = await self._model.complete(replace(request, prompt=request.prompt + written))
+            text = written + completion.text
+            correction = corrected(text, facts)
+            if correction is None:
+                break
+            self.corrections += 1
+            written = correction
+        return replace(completion, text=text)
 
 
 def _confidence(completion: Completion) -> float | None:
-    """The probability that the model gave its own words, where it tells: low when it was torn."""
+    """The probability of the sampled reply, where the model reports log-probs."""
     return math.exp(sum(completion.logprobs)) if completion.logprobs else None

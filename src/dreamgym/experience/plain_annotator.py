@@ -6,7 +6,7 @@ facts that a reader of the texts finds to have begun or ended. A language model 
 
 from __future__ import annotations
 
-from dreamgym.experience.hindsight import Reader
+from dreamgym.experience.world_sheet import StateReader
 from dreamgym.types import Annotation, Note, Trajectory, Transition
 
 _LONGEST = 200
@@ -18,8 +18,8 @@ class PlainAnnotator:
 
     name = "plain"
 
-    def __init__(self, reader: Reader | None = None) -> None:
-        self._reader = reader or Reader()
+    def __init__(self, reader: StateReader | None = None) -> None:
+        self._reader = reader or StateReader()
 
     async def annotate(self, trajectory: Trajectory) -> Annotation:
         return Annotation(

@@ -1,14 +1,19 @@
-"""The experience model's question and answer: how a prompt is filled and how a reply is read.
+"""The prompt and the reply of a fine-tuned experience model: how they are written, parsed and checked.
 
-One strict form serves training, prediction and tests. A reply has four lines, in this order:
+One strict format serves fine-tuning, prediction and tests. A reply has four lines, in this order:
 
     think: mug 1 is in desk 1, hands are free.
     change: - inreceptacle mug 1, desk 1; + holds agent1, mug 1;
     next: You pick up the mug 1 from the desk 1.
     end: no
 
-`end` is ``no``, ``yes`` (the episode is over without success) or ``success``. Whatever does not read so is a
-parse error, never a guess.
+`end` is ``no``, ``yes`` (the episode is over without success) or ``success``. Everything else is a parse
+error.
+
+Code checks two things in the reasoning (`corrected`). Small models read both sides of a comparison correctly
+and still decide by habit, so the verdict of ``LEAD, LEFT = RIGHT: yes`` is recomputed. And where the prompt
+says ``red apple: carried, raw``, a clause that opens with ``red apple: `` must repeat it: a policy soon finds
+out that the model writes what a goal needs instead.
 """
 
 from __future__ import annotations
@@ -17,13 +22,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.world_sheet import kinds, listings, tell, touched
+from dreamgym.experience.world_sheet import fact_lines, object_kinds, relevant_facts, visible_names
+from dreamgym.structured import parse_error, unify_line_breaks
 from dreamgym.types import (
     Change,
     Demonstration,
     Fact,
-    FailureKind,
     Note,
     Outcome,
     Task,
@@ -31,42 +35,52 @@ from dreamgym.types import (
     WorldSheet,
 )
 
-_FORM = re.compile(
+_REPLY = re.compile(
     r"\A\s*think: (?P<think>[^\n]*)\nchange:(?P<change>[^\n]*)\n"
     r"next: (?P<next>[^\n]+)\nend: (?P<end>no|yes|success)\s*\Z"
 )
-_FACT = re.compile(r"\A([+-]) (\S+)(?: (.+))?\Z")
-OPENINGS = ("like: ", "then: ", "state: ", "fact: ", "task: ")
-"""How a question may begin; no reply begins so."""
-_LONGEST = 20_000
-"""Characters of a reply; more is refused unread."""
+_CHANGE = re.compile(r"\A([+-]) (\S+)(?: (.+))?\Z")
+_MAX_DIGITS = 9
+PROMPT_STARTS = ("like: ", "then: ", "state: ", "fact: ", "task: ")
+"""A prompt starts with one of these; no reply does."""
+_FACT = "fact: "
+_CLAUSE_ENDS = frozenset(".;")
+"""A fact that contains one of these cannot be quoted as one clause."""
+_CLAUSE = re.compile(r"(?:(?<=^think: )|(?<=[.;] ))(?P<name>[^.,;:=\n]+): (?P<rest>[^.;\n]*)")
+_COMPARISON = re.compile(r"(?P<left>[^.,;:=\n]+) = (?P<right>[^.,;:=\n]+): (?P<verdict>yes|no)\b")
+_MAX_CHARACTERS = 20_000
+"""Of a reply; a longer one is rejected without parsing."""
+_MAX_ACTION = 500
+_NO_CHANGE = Change()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """A reply that was understood."""
+class ParsedReply:
+    """An experience model's reply to one action."""
 
-    reasoning: str
-    change: Change
     next_state: str
-    terminated: bool
-    success: bool
+    reasoning: str = ""
+    change: Change = _NO_CHANGE
+    terminated: bool = False
+    success: bool | None = None
+    """None if the format has no place for it: the grader then decides as if success were claimed."""
+    confidence: float | None = None
 
 
 TellFacts = Callable[[WorldSheet, str], Sequence[str]]
-"""The lines about a sheet that an action (``start`` for the first state) needs."""
+"""Renders the facts of a sheet that an action (``start`` for the first state) needs, one line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSettings:
-    """What a prompt holds. Each part can be left out, which is how its worth is measured."""
+    """The parts of a prompt; each can be left out in an ablation."""
 
     actor: str | None = None
-    """The agent's own name in the sheet, where it has one."""
+    """The agent's name in the sheet, where it has one."""
     tell_facts: TellFacts | None = None
-    """Tells the part of a sheet that an action needs; by default `sheet_lines`."""
+    """Renders the facts that an action needs; by default `sheet_lines`."""
     history: int = 2
-    """How many of the newest transitions are told; the newest one's outcome is the state itself."""
+    """The number of newest transitions; the outcome of the newest is the state itself."""
     demonstrations: int = 2
     sheet: bool = True
     reasoning: bool = True
@@ -84,11 +98,10 @@ def prompt(
     *,
     settings: PromptSettings,
 ) -> str:
-    """What the model is asked. What the answer copies from comes last: the facts that the action names, the
-    task, the action."""
+    """The prompt for one action. What the reply copies from comes last: relevant facts, task, action."""
 
     def cut(text: str) -> str:
-        return _one_line(text)[: settings.text_limit]
+        return escape(text)[: settings.text_limit]
 
     lines: list[str] = []
     for found in reversed(demonstrations[: settings.demonstrations]):
@@ -99,25 +112,25 @@ def prompt(
     lines += [f"then: {_action(past)}" for past in recent[-1:]]
     lines.append(f"state: {cut(state)}")
     if settings.sheet and sheet is not None:
-        told = settings.tell_facts or (lambda sheet, action: sheet_lines(sheet, action, settings.actor))
-        lines += [f"fact: {_one_line(line)}" for line in told(sheet, action)]
-    lines += [f"task: {_one_line(task.instruction)}", f"action: {_one_line(action)[:500]}"]
+        render = settings.tell_facts or (lambda sheet, action: sheet_lines(sheet, action, settings.actor))
+        lines += [_FACT + escape(line) for line in render(sheet, action)]
+    lines += [f"task: {escape(task.instruction)}", f"action: {escape(action)[:_MAX_ACTION]}"]
     return "\n".join(lines) + "\n"
 
 
 def _action(past: Transition) -> str:
-    return _one_line(past.action)[:500]
+    return escape(past.action)[:_MAX_ACTION]
 
 
 def sheet_lines(sheet: WorldSheet, action: str, actor: str | None) -> list[str]:
-    """The part of a sheet that an action touches; all of it where the action names nothing."""
-    facts = touched(sheet, action, actor=actor)
+    """The facts that an action touches."""
+    facts = relevant_facts(sheet, action, actor=actor)
     named = [name for name in sorted({n for f in facts for n in f[1:]}, key=action.find) if name in action]
-    return tell(facts, order=[actor, *named] if actor else named)
+    return fact_lines(facts, order=[actor, *named] if actor else named)
 
 
 def reply_text(note: Note, outcome: Outcome, *, reasoning: bool = True) -> str:
-    """The reply that a model should give: what it is trained on.
+    """The reply to fine-tune on.
 
     >>> from dreamgym.types import State
     >>> done = Outcome(next_state=State(text="It opens."), reward=0.0, terminated=False)
@@ -130,28 +143,24 @@ def reply_text(note: Note, outcome: Outcome, *, reasoning: bool = True) -> str:
     end = "success" if outcome.success else "yes" if outcome.terminated else "no"
     facts = [f"- {_fact_text(fact)};" for fact in note.change.ended]
     facts += [f"+ {_fact_text(fact)};" for fact in note.change.begun]
-    think = _one_line(note.reasoning) if reasoning else ""
+    think = escape(note.reasoning) if reasoning else ""
     change = "".join(f" {fact}" for fact in facts)
-    return f"think: {think}\nchange:{change}\nnext: {_one_line(outcome.next_state.text)}\nend: {end}"
+    return f"think: {think}\nchange:{change}\nnext: {escape(outcome.next_state.text)}\nend: {end}"
 
 
-def parse_reply(text: str) -> Reply:
-    """Read a reply.
-
-    Raises:
-        EpisodeFailedError: it does not have the form, with what was expected and what came.
+def parse_reply(text: str) -> ParsedReply:
     """
-    found = _FORM.match(text) if len(text) <= _LONGEST else None
+    Raises:
+        EpisodeFailedError: `PARSE_ERROR`, with what was expected and what came.
+    """
+    found = _REPLY.match(text) if len(text) <= _MAX_CHARACTERS else None
     if found is None:
-        raise EpisodeFailedError(
-            FailureKind.PARSE_ERROR,
-            f"expected the four lines think, change, next and end, got {text[:200]!r}",
-        )
-    next_state = _lines(found["next"]).strip()
+        raise parse_error(f"expected the four lines think, change, next and end, got {text[:200]!r}")
+    next_state = unescape(found["next"]).strip()
     if not next_state:
-        raise EpisodeFailedError(FailureKind.PARSE_ERROR, "expected a next state, got an empty one")
-    return Reply(
-        reasoning=_lines(found["think"]),
+        raise parse_error("expected a next state, got an empty one")
+    return ParsedReply(
+        reasoning=unescape(found["think"]),
         change=_parse_change(found["change"]),
         next_state=next_state,
         terminated=found["end"] != "no",
@@ -163,15 +172,34 @@ def _parse_change(text: str) -> Change:
     ended: list[Fact] = []
     begun: list[Fact] = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
-        found = _FACT.match(part)
+        found = _CHANGE.match(part)
         if found is None:
-            raise EpisodeFailedError(
-                FailureKind.PARSE_ERROR, f"expected changes like '+ opened safe 1;', got {part[:100]!r}"
-            )
+            raise parse_error(f"expected changes like '+ opened safe 1;', got {part[:100]!r}")
         sign, predicate, arguments = found.groups()
         fact = (predicate, *(word.strip() for word in (arguments or "").split(",") if word.strip()))
+        check_fact(fact)
         (begun if sign == "+" else ended).append(fact)
     return Change(ended=tuple(ended), begun=tuple(begun))
+
+
+def check_fact(fact: Fact) -> None:
+    """
+    Raises:
+        EpisodeFailedError: `PARSE_ERROR`: the number of a name is not written in at most 9 decimal digits.
+    """
+    for name in fact[1:]:
+        if not has_plain_number(name):
+            raise parse_error(f"expected names with numbers like 'safe 1', got {name[:100]!r}")
+
+
+def has_plain_number(name: str) -> bool:
+    """Whether the number of a name, if it has one, is written in at most 9 decimal digits.
+
+    >>> has_plain_number("mug 2"), has_plain_number("lantern"), has_plain_number("mug ²")
+    (True, True, False)
+    """
+    last = name.rpartition(" ")[2]
+    return not last.isdigit() or (last.isdecimal() and len(last) <= _MAX_DIGITS)
 
 
 def _fact_text(fact: Fact) -> str:
@@ -179,58 +207,114 @@ def _fact_text(fact: Fact) -> str:
     return f"{predicate} {', '.join(arguments)}".strip()
 
 
-def _one_line(text: str) -> str:
-    """Line breaks written as ``\\n``, so that a form's line is one line.
+def escape(text: str) -> str:
+    """The text on one line: line breaks of any kind become ``\\n``.
 
-    >>> _lines(_one_line("a\\nb")) == "a\\nb"
+    >>> unescape(escape("a\\nb")) == "a\\nb"
     True
     """
-    return text.replace("\\", "\\\\").replace("\r", "").replace("\n", "\\n")
+    return unify_line_breaks(text).replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _lines(text: str) -> str:
+def unescape(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
 def start_prompt(
     task: Task, sheet: WorldSheet, *, actor: str | None = None, tell_facts: TellFacts | None = None
 ) -> str:
-    """Asks for the first state of an episode: what stands in the open, since nothing was looked into yet."""
+    """The prompt for the first state of an episode, with the facts that are visible at the start."""
     if tell_facts is not None:
-        told = list(tell_facts(sheet, "start"))
+        shown = list(tell_facts(sheet, "start"))
     else:
-        around = [fact for fact in touched(sheet, "", actor=actor) if len(fact) > 2] if actor else []
-        told = [*tell(around), *listings(sheet)]
-    lines = [f"fact: {_one_line(line)}" for line in told]
-    return "\n".join([*lines, f"task: {_one_line(task.instruction)}", "action: start"]) + "\n"
+        around = [fact for fact in relevant_facts(sheet, "", actor=actor) if len(fact) > 2] if actor else []
+        shown = [*fact_lines(around), *visible_names(sheet)]
+    lines = [_FACT + escape(line) for line in shown]
+    return "\n".join([*lines, f"task: {escape(task.instruction)}", "action: start"]) + "\n"
 
 
 def start_text(state: str) -> str:
-    """The reply to `start_prompt` that a model should give."""
-    return f"next: {_one_line(state)}"
+    """The reply to `start_prompt` to fine-tune on."""
+    return f"next: {escape(state)}"
 
 
-def parse_start(text: str) -> str | None:
-    """The first state in a reply, or None if it has none."""
-    first, *rest = text.strip().split("\n")
-    if rest or not first.startswith("next: ") or len(first) > _LONGEST:
-        return None
-    return _lines(first.removeprefix("next: ")).strip() or None
+def parse_start(text: str) -> str:
+    """
+    Raises:
+        EpisodeFailedError: `PARSE_ERROR`: the reply is not one line with a first state.
+    """
+    found = _parse_line(text, "next: ")
+    if found is None:
+        raise parse_error(f"expected a first state, got {text[:200]!r}")
+    return found
 
 
 def variation_prompt(instruction: str, sheet: WorldSheet) -> str:
-    """Asks for another task in the same world (the paper's Eq. 6, on the same weights)."""
-    return f"fact: here: {', '.join(kinds(sheet))}\ntask: {_one_line(instruction)}\naction: vary\n"
+    """The prompt for another task in the same room (the paper's Eq. 6, on the same weights)."""
+    return f"fact: here: {', '.join(object_kinds(sheet))}\ntask: {escape(instruction)}\naction: vary\n"
 
 
 def variation_text(instruction: str) -> str:
-    """The reply to `variation_prompt` that a model should give."""
-    return f"new: {_one_line(instruction)}"
+    """The reply to `variation_prompt` to fine-tune on."""
+    return f"new: {escape(instruction)}"
 
 
 def parse_variation(text: str) -> str | None:
     """The instruction in a reply, or None if it has none."""
+    return _parse_line(text, "new: ")
+
+
+def _parse_line(text: str, start: str) -> str | None:
     first, *rest = text.strip().split("\n")
-    if rest or not first.startswith("new: ") or len(first) > _LONGEST:
+    if rest or not first.startswith(start) or len(first) > _MAX_CHARACTERS:
         return None
-    return _lines(first.removeprefix("new: ")).strip() or None
+    return unescape(first.removeprefix(start)).strip() or None
+
+
+def corrected(reply: str, facts: Sequence[str] = ()) -> str | None:
+    """The reply up to its first wrong verdict or quote, corrected; None if there is none.
+
+    Args:
+        facts: the facts in the prompt.
+
+    >>> corrected("think: asked from, table = counter: yes. all is well.")
+    'think: asked from, table = counter: no'
+    >>> corrected("think: asked from, table = table: yes. asked from table: no.") is None
+    True
+    >>> corrected("think: knife: carried, sharp; knife, carried = carried: yes.", ["knife: on table, sharp"])
+    'think: knife: on table, sharp'
+    """
+    reasoning = reply.partition("\n")[0]
+    found = [each for each in (_verdict(reasoning), _quote(reasoning, facts)) if each is not None]
+    if not found:
+        return None
+    start, right = min(found)
+    return reasoning[:start] + right
+
+
+def prompt_facts(text: str) -> list[str]:
+    """The facts in a prompt."""
+    return [line.removeprefix(_FACT) for line in text.split("\n") if line.startswith(_FACT)]
+
+
+def _verdict(reasoning: str) -> tuple[int, str] | None:
+    """The position of the first wrong verdict, and the right one."""
+    for found in _COMPARISON.finditer(reasoning):
+        right = "yes" if found["left"].strip() == found["right"].strip() else "no"
+        if found["verdict"] != right:
+            return found.start("verdict"), right
+    return None
+
+
+def _quote(reasoning: str, facts: Sequence[str]) -> tuple[int, str] | None:
+    """The position of the first wrong quote, and the fact in the prompt."""
+    known: dict[str, list[str]] = {}
+    for fact in facts:
+        name, colon, rest = fact.partition(": ")
+        if colon and not _CLAUSE_ENDS & set(rest):
+            known.setdefault(name, []).append(rest)
+    for found in _CLAUSE.finditer(reasoning):
+        facts_of_name = known.get(found["name"])
+        if facts_of_name and found["rest"] not in facts_of_name:
+            return found.start("rest"), facts_of_name[0]
+    return None

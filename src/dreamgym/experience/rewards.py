@@ -1,25 +1,19 @@
-"""Four ways to say what an action earned; the choice is recorded with every outcome.
+"""Graders: three ways to reward an imagined action. The outcome records which one was used.
 
-Left to itself, a loop that trains both player and grader learns to please the grader. So the reward is a role
-of its own: the experience model's word (as in the paper), another language model as judge, by one word or by
-a quotation that proves it, or a check of the task on the world sheet, where the environment has one.
+A loop that trains both the policy and its grader learns to satisfy the grader. So grading is a role of its
+own: the experience model's own verdict (as in the paper), another language model that must quote evidence, or
+a check of the task on the world sheet where the environment has one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
-
 from pydantic import BaseModel, ConfigDict
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.prompt_formats import filled, parsed, told_facts
+from dreamgym.experience.world_sheet import MAX_FACTS, TaskCheck
 from dreamgym.protocols import LanguageModel
+from dreamgym.structured import ask_structured, fill_template, parse_json, quote, quote_json
 from dreamgym.types import CompletionRequest, FailureKind, Task, Transition, Verdict, WorldSheet
-
-TaskCheck = Callable[[Task, WorldSheet], bool]
-"""Whether a task is done on these facts."""
 
 
 class ModelVerdict:
@@ -32,7 +26,7 @@ class ModelVerdict:
 
 
 class SheetCheck:
-    """A programmatic check of the task on the world sheet: no opinion, but only as good as the sheet."""
+    """A programmatic check of the task on the world sheet: as reliable as the sheet."""
 
     def __init__(self, check: TaskCheck) -> None:
         self._check = check
@@ -40,6 +34,10 @@ class SheetCheck:
     async def verdict(
         self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
     ) -> Verdict:
+        """
+        Raises:
+            EpisodeFailedError: `INVALID_TASK`: the task has no goal that can be checked.
+        """
         try:
             success = self._check(task, sheet)
         except (KeyError, ValueError) as error:
@@ -47,35 +45,6 @@ class SheetCheck:
                 FailureKind.INVALID_TASK, f"task {task.id!r} cannot be checked on a sheet: {error}"
             ) from None
         return Verdict(reward=float(success), success=success, source="sheet")
-
-
-class Judge:
-    """Another language model decides, with one word. Asked only where the experience model claims success.
-
-    A judge that was asked at every step would mostly be asked about steps that cannot succeed, and each of
-    its errors there would be a reward for nothing.
-    """
-
-    QUESTION = (
-        "task: {task}\naction: {action}\nresult: {result}\nIs the task done now? Answer yes or no.\nanswer:"
-    )
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-
-    async def verdict(
-        self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
-    ) -> Verdict:
-        success = False
-        if claimed:
-            question = self.QUESTION.format(
-                task=task.instruction,
-                action=transition.action,
-                result=transition.outcome.next_state.text,
-            )
-            request = CompletionRequest(prompt=question, choices=(" yes", " no"), max_tokens=8)
-            success = (await self._model.complete(request)).text.strip() == "yes"
-        return Verdict(reward=float(success), success=success, source="judge")
 
 
 class _Finding(BaseModel):
@@ -86,15 +55,17 @@ class _Finding(BaseModel):
 
 
 class EvidenceJudge:
-    """Another language model decides, and has to quote what shows it: success without a proof is none.
+    """Another language model decides, and must quote the evidence: success without a quotation does not
+    count.
 
-    Like `Judge`, it is asked only where success is claimed, or where the experience model has no word for it.
+    It is asked only where the experience model claims success. At all other steps each error of the judge
+    would be a reward for nothing.
     """
 
     def __init__(self, model: LanguageModel, *, attempts: int = 3, text_limit: int = 4_000) -> None:
         """
         Args:
-            text_limit: characters of any one state.
+            text_limit: characters of each state.
         """
         self._model = model
         self._attempts = attempts
@@ -105,52 +76,39 @@ class EvidenceJudge:
     ) -> Verdict:
         """
         Raises:
-            EpisodeFailedError: no readable verdict in all attempts.
+            EpisodeFailedError: no reply parsed.
         """
-        success = claimed and await self._done(task, sheet, transition)
+        success = claimed and await self._is_done(task, sheet, transition)
         return Verdict(reward=float(success), success=success, source="judge")
 
-    async def _done(self, task: Task, sheet: WorldSheet, transition: Transition) -> bool:
-        facts = [" ".join(fact) for fact in told_facts(sheet, transition.action, None)]
+    async def _is_done(self, task: Task, sheet: WorldSheet, transition: Transition) -> bool:
+        facts = [" ".join(fact) for fact in sheet.facts[:MAX_FACTS]]
         after = transition.outcome.next_state.text[: self._text_limit]
-
-        def quoted(text: str) -> str:
-            return json.dumps(text[: self._text_limit], ensure_ascii=False)
-
-        question = filled(
-            "verdict.md",
-            environment=task.environment,
-            task=quoted(task.instruction),
-            facts=json.dumps(facts, ensure_ascii=False) if facts else "(none are known)",
-            state=quoted(transition.state.text),
-            action=quoted(transition.action),
-            next_state=quoted(after),
+        prompt = fill_template(
+            __package__,
+            "evidence-judge.md",
+            environment=quote(task.environment),
+            task=quote(task.instruction, self._text_limit),
+            facts=quote_json(facts) if facts else "(none are known)",
+            state=quote(transition.state.text, self._text_limit),
+            action=quote(transition.action, self._text_limit),
+            next_state=quote(after),
         )
-        for attempt in range(self._attempts):
-            seed = hashlib.sha256(f"{attempt}\0{question}".encode(errors="replace")).digest()[:4]
-            request = CompletionRequest(
-                prompt=question,
-                max_tokens=400,
-                temperature=0.0 if attempt == 0 else 0.7,
-                seed=int.from_bytes(seed),
-                schema=_Finding.model_json_schema(),
-            )
-            try:
-                found = parsed(_Finding, (await self._model.complete(request)).text)
-            except EpisodeFailedError as error:
-                if error.kind is not FailureKind.PARSE_ERROR:
-                    raise
-                problem = error
-                continue
-            return found.done and any(_quotes(found.evidence, text) for text in (after, *facts))
-        raise EpisodeFailedError(problem.kind, f"judge, {self._attempts} attempts: {problem}")
+        found = await ask_structured(
+            self._model,
+            CompletionRequest(prompt=prompt, max_tokens=400, schema=_Finding.model_json_schema()),
+            lambda completion: parse_json(_Finding, completion.text),
+            name="judge",
+            attempts=self._attempts,
+        )
+        return found.done and any(_contains(text, found.evidence) for text in (after, *facts))
 
 
-def _quotes(evidence: str, text: str) -> bool:
-    """Whether the text holds these words, however they are spaced.
+def _contains(text: str, evidence: str) -> bool:
+    """Whether the text contains these words, regardless of spacing and case.
 
-    >>> _quotes("safe  is open", "The safe is open."), _quotes("", "The safe is open.")
+    >>> _contains("The safe is open.", "safe  is open"), _contains("The safe is open.", "")
     (True, False)
     """
-    said = " ".join(evidence.split()).strip(" \"'.…").lower()
-    return len(said) > 2 and said in " ".join(text.split()).lower()
+    quoted = " ".join(evidence.split()).strip(" \"'.…").lower()
+    return len(quoted) > 2 and quoted in " ".join(text.split()).lower()

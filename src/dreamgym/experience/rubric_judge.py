@@ -1,36 +1,23 @@
-"""The paper's judge of imagined transitions: four rubrics, each scored 0, 1 or 2 by a language model.
-
-The reply is strict JSON. One that is not is asked for again with another seed; after the last attempt it is a
-typed failure, for the caller to count.
-"""
+"""The paper's judge of imagined transitions: a language model scores four rubrics, each 0, 1 or 2."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
-from string import Template
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from dreamgym.errors import EpisodeFailedError
 from dreamgym.protocols import LanguageModel
-from dreamgym.structured import extract_json
-from dreamgym.types import CompletionRequest, FailureKind, Task, Transition
+from dreamgym.structured import ask_structured, fill_template, parse_json, quote
+from dreamgym.types import CompletionRequest, Task, Transition
 
 RUBRICS = ("consistency", "diversity", "informativeness", "hallucination")
-
-_LONGEST = 2_000
-"""Characters of a reply; more is refused unread."""
 
 _Score = Annotated[int, Field(ge=0, le=2)]
 
 
 class Scores(BaseModel):
-    """What a judge gave one transition. 2 is best, also for hallucination, where it means none."""
+    """The scores of one transition. 2 is best, also for hallucination, where it means none."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -50,84 +37,65 @@ class RubricJudge:
         name: str,
         attempts: int = 3,
         max_tokens: int = 100,
-        remembered: int = 4,
+        history: int = 4,
         text_limit: int = 2_000,
     ) -> None:
         """
         Args:
-            name: which model judges, with its version: it is part of every result.
-            remembered: how many of the newest transitions before this one the judge is shown.
-            text_limit: characters of any one state.
+            name: the judging model and its version: part of every result.
+            history: the number of newest transitions before this one in the prompt.
+            text_limit: characters of each text.
         """
         self.name = name
         self._model = model
         self._attempts = attempts
         self._max_tokens = max_tokens
-        self._remembered = remembered
+        self._history = history
         self._text_limit = text_limit
 
     async def score(self, task: Task, history: Sequence[Transition], transition: Transition) -> Scores:
         """
         Raises:
-            EpisodeFailedError: no readable scores in all attempts.
+            EpisodeFailedError: no reply parsed.
         """
-        question = self._question(task, history, transition)
-        for attempt in range(self._attempts):
-            seed = int.from_bytes(hashlib.sha256(f"{attempt}\0{question}".encode()).digest()[:4])
-            request = CompletionRequest(
-                prompt=question,
-                max_tokens=self._max_tokens,
-                temperature=0.0 if attempt == 0 else 0.7,
-                seed=seed,
-                schema=Scores.model_json_schema(),
-            )
-            try:
-                return parse_scores((await self._model.complete(request)).text)
-            except EpisodeFailedError as error:
-                if error.kind is not FailureKind.PARSE_ERROR:
-                    raise
-                problem = error
-        raise EpisodeFailedError(problem.kind, f"judge {self.name}, {self._attempts} attempts: {problem}")
+        request = CompletionRequest(
+            prompt=self._prompt(task, history, transition),
+            max_tokens=self._max_tokens,
+            schema=Scores.model_json_schema(),
+        )
+        return await ask_structured(
+            self._model,
+            request,
+            lambda completion: parse_scores(completion.text),
+            name=f"judge {self.name}",
+            attempts=self._attempts,
+        )
 
-    def _question(self, task: Task, history: Sequence[Transition], transition: Transition) -> str:
-        """Texts enter as JSON strings, so that none of them can pass for a part of the question."""
+    def _prompt(self, task: Task, history: Sequence[Transition], transition: Transition) -> str:
+        def text(value: str) -> str:
+            return quote(value, self._text_limit)
 
-        def quoted(text: str) -> str:
-            return json.dumps(text[: self._text_limit], ensure_ascii=False)
-
-        recent = history[-self._remembered :] if self._remembered else ()
-        told = [f"- {quoted(past.action)} led to {quoted(past.outcome.next_state.text)}" for past in recent]
-        return _template().substitute(
-            task=quoted(task.instruction),
-            history="\n".join(told) or "(none)",
-            state=quoted(transition.state.text),
-            action=quoted(transition.action),
-            next_state=quoted(transition.outcome.next_state.text),
-            end="success" if transition.outcome.success else "yes" if transition.outcome.terminated else "no",
+        recent = history[-self._history :] if self._history else ()
+        past = [f"- {text(each.action)} led to {text(each.outcome.next_state.text)}" for each in recent]
+        outcome = transition.outcome
+        return fill_template(
+            __package__,
+            "rubric-judge.md",
+            task=text(task.instruction),
+            history="\n".join(past) or "(none)",
+            state=text(transition.state.text),
+            action=text(transition.action),
+            next_state=text(outcome.next_state.text),
+            end="success" if outcome.success else "yes" if outcome.terminated else "no",
         )
 
 
 def parse_scores(text: str) -> Scores:
-    """Read a judge's reply.
-
+    """
     >>> parse_scores('{"consistency": 2, "diversity": 1, "informativeness": 2, "hallucination": 0}').diversity
     1
 
     Raises:
         EpisodeFailedError: it is not one JSON object with the four rubrics as integers from 0 to 2.
     """
-    problem = f"more than {_LONGEST} characters"
-    if len(text) <= _LONGEST:
-        try:
-            return Scores.model_validate_json(extract_json(text))
-        except (ValidationError, UnicodeEncodeError) as error:
-            problem = str(error).splitlines()[0]
-    raise EpisodeFailedError(
-        FailureKind.PARSE_ERROR,
-        f"expected JSON with {', '.join(RUBRICS)} as integers from 0 to 2, got {text[:200]!r} ({problem})",
-    )
-
-
-@cache
-def _template() -> Template:
-    return Template(files("dreamgym.experience").joinpath("prompts/judge.md").read_text(encoding="utf-8"))
+    return parse_json(Scores, text)

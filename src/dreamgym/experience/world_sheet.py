@@ -1,42 +1,49 @@
-"""The world sheet in use: kept current by declared changes, and told only as far as an action touches it.
+"""World sheets: the hidden facts of an episode, kept current, shown in prompts and recovered from traces.
 
 A sheet lists what was true at the start. During an episode every prediction declares which facts end and
-which begin, and plain code applies them; so the present is never spread over a long history that a model
-would have to add up again. What is shown to the model is the part that the action touches, nearest to the
-answer, because copying from nearby is what small models do well.
+which begin, and `apply_change` applies them, so the model never has to derive the present from a long
+history. Prompts show only the facts that the action touches, because small models copy well from nearby text.
+
+Environments that do not disclose their facts get a sheet in hindsight (`hindsight_sheet`): whatever a later
+state showed was true from the start, unless an action of the agent made it so. `SheetSampler` makes new
+sheets from known ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TypeAlias
 
-from dreamgym.types import Change, Fact, WorldSheet
+from dreamgym.types import Change, Fact, State, Task, Trajectory, WorldSheet
+
+MAX_FACTS = 300
+"""In one prompt."""
+INSIDE = "inreceptacle"
+"""The predicate of an object and its place."""
+TaskCheck: TypeAlias = Callable[[Task, WorldSheet], bool]
+"""Whether a task is done, or can be done, on these facts."""
+_NUMBERED = re.compile(r"(?P<kind>.*) (?P<number>[0-9]{1,9})", re.S)
 
 
-def apply(sheet: WorldSheet, change: Change) -> WorldSheet:
-    """The sheet after a change. Facts that begin go to the end; ending what is not there does nothing.
+def apply_change(sheet: WorldSheet, change: Change) -> WorldSheet:
+    """The sheet after a change. Facts that begin are appended; ending an absent fact does nothing.
 
     >>> before = WorldSheet(facts=(("in", "mug 1", "desk 1"),))
-    >>> apply(before, Change(ended=(("in", "mug 1", "desk 1"),), begun=(("holds", "agent", "mug 1"),))).facts
+    >>> change = Change(ended=(("in", "mug 1", "desk 1"),), begun=(("holds", "agent", "mug 1"),))
+    >>> apply_change(before, change).facts
     (('holds', 'agent', 'mug 1'),)
     """
-    gone = {*change.ended, *change.begun}
-    return WorldSheet(facts=(*(fact for fact in sheet.facts if fact not in gone), *change.begun))
+    removed = {*change.ended, *change.begun}
+    return WorldSheet(facts=(*(fact for fact in sheet.facts if fact not in removed), *change.begun))
 
 
-def difference(before: WorldSheet, after: WorldSheet) -> Change:
-    """The change that leads from one sheet to another."""
-    return Change(
-        ended=tuple(fact for fact in before.facts if fact not in after.facts),
-        begun=tuple(fact for fact in after.facts if fact not in before.facts),
-    )
+def relevant_facts(sheet: WorldSheet, action: str, *, actor: str | None = None) -> tuple[Fact, ...]:
+    """The facts that an action may depend on: about the names in it, the actor, and the actor's place.
 
-
-def touched(sheet: WorldSheet, action: str, *, actor: str | None = None) -> tuple[Fact, ...]:
-    """The facts an action may depend on: about what it names, about the actor, and about where the actor is.
-
-    One step further than the names themselves: whatever shares a place with the actor is included, since
-    an action happens there.
+    Everything that shares a place with the actor is included, since the action happens there.
     """
     names = {name for fact in sheet.facts for name in fact[1:]}
     wanted = {name for name in names if _mentions(action, name)}
@@ -50,35 +57,36 @@ def touched(sheet: WorldSheet, action: str, *, actor: str | None = None) -> tupl
     return tuple(fact for fact in sheet.facts if wanted.intersection(fact[1:]))
 
 
-def tell(facts: Iterable[Fact], *, order: Sequence[str] = ()) -> list[str]:
-    """Facts as short lines, grouped by what they are about; names in `order` come last, nearest the answer.
+def fact_lines(facts: Iterable[Fact], *, order: Sequence[str] = ()) -> list[str]:
+    """Facts as short lines, grouped by subject; subjects in `order` come last, nearest to the reply.
 
-    >>> tell([("in", "apple 1", "fridge 1"), ("in", "egg 2", "fridge 1"), ("openable", "fridge 1")])
+    >>> fact_lines([("in", "apple 1", "fridge 1"), ("in", "egg 2", "fridge 1"), ("openable", "fridge 1")])
     ['fridge 1: openable', 'in fridge 1: apple 1, egg 2']
     """
-    marks: dict[str, list[str]] = {}
+    properties: dict[str, list[str]] = {}
     relations: dict[tuple[str, str], list[str]] = {}
     for fact in facts:
         predicate, *arguments = fact
         if len(arguments) == 1:
-            marks.setdefault(arguments[0], []).append(predicate)
-        else:
+            properties.setdefault(arguments[0], []).append(predicate)
+        elif arguments:
             relations.setdefault((predicate, arguments[-1]), []).append(" ".join(arguments[:-1]))
-    lines = [(name, f"{name}: {', '.join(sorted(words))}") for name, words in marks.items()]
+    lines = [(name, f"{name}: {', '.join(sorted(words))}") for name, words in properties.items()]
     lines += [
-        (place, f"{predicate} {place}: {', '.join(sorted(things, key=_listing))}")
-        for (predicate, place), things in relations.items()
+        (place, f"{predicate} {place}: {', '.join(sorted(names, key=_by_kind))}")
+        for (predicate, place), names in relations.items()
     ]
     rank = {name: number for number, name in enumerate(order, 1)}
     lines.sort(key=lambda line: (rank.get(line[0], 0), line[0], line[1]))
     return [text for _, text in lines]
 
 
-def listings(sheet: WorldSheet) -> list[str]:
-    """Per relation the names of what stands in the open: not inside something that has a place of its own.
+def visible_names(sheet: WorldSheet) -> list[str]:
+    """The names of each relation whose place is not inside something else: what an episode shows at its
+    start.
 
     >>> desks = (("at", "desk 1", "loc 2"), ("at", "desk 2", "loc 1"))
-    >>> listings(WorldSheet(facts=(*desks, ("in", "mug 1", "desk 1"))))
+    >>> visible_names(WorldSheet(facts=(*desks, ("in", "mug 1", "desk 1"))))
     ['at: desk 2, desk 1']
     """
     relations = [fact for fact in sheet.facts if len(fact) > 2]
@@ -88,28 +96,38 @@ def listings(sheet: WorldSheet) -> list[str]:
         if place not in placed:
             found.setdefault(predicate, set()).add(name)
     return [
-        f"{predicate}: {', '.join(sorted(names, key=_listing))}" for predicate, names in sorted(found.items())
+        f"{predicate}: {', '.join(sorted(names, key=_by_kind))}" for predicate, names in sorted(found.items())
     ]
 
 
-def kinds(sheet: WorldSheet) -> list[str]:
-    """The kinds of things that stand somewhere: names less their numbers.
+def object_kinds(sheet: WorldSheet) -> list[str]:
+    """The kinds of the objects in relations: their names without numbers.
 
-    >>> kinds(WorldSheet(facts=(("in", "mug 2", "desk 1"), ("in", "mug 1", "desk 1"), ("closed", "safe 1"))))
+    >>> facts = (("in", "mug 2", "desk 1"), ("in", "mug 1", "desk 1"), ("closed", "safe 1"))
+    >>> object_kinds(WorldSheet(facts=facts))
     ['desk', 'mug']
     """
-    names = {name for fact in sheet.facts if len(fact) > 2 for name in fact[1:]}
-    return sorted({_listing(name)[0] for name in names})
+    return sorted({kind_of(name) for fact in sheet.facts if len(fact) > 2 for name in fact[1:]})
 
 
-def _listing(name: str) -> tuple[str, int]:
-    """Kinds in alphabetical order, the highest number first: as the household engine lists things."""
-    kind, _, number = name.rpartition(" ")
-    return (kind, -int(number)) if number.isdigit() else (name, 0)
+def kind_of(name: str) -> str:
+    """The name of an object without its number. Only ASCII digits are a number.
+
+    >>> kind_of("mug 2"), kind_of("lantern"), kind_of("mug ²")
+    ('mug', 'lantern', 'mug ²')
+    """
+    found = _NUMBERED.fullmatch(name)
+    return found["kind"] if found else name
+
+
+def _by_kind(name: str) -> tuple[str, int]:
+    """Sorts kinds alphabetically and numbers downwards, as the household engine does."""
+    found = _NUMBERED.fullmatch(name)
+    return (found["kind"], -int(found["number"])) if found else (name, 0)
 
 
 def _mentions(action: str, name: str) -> bool:
-    start = action.find(name)
+    start = action.find(name) if name else -1
     while start >= 0:
         end = start + len(name)
         before, after = action[start - 1 : start], action[end : end + 1]
@@ -117,3 +135,156 @@ def _mentions(action: str, name: str) -> bool:
             return True
         start = action.find(name, start + 1)
     return False
+
+
+FactPatterns: TypeAlias = tuple[tuple[str, re.Pattern[str]], ...]
+"""Predicates, and the pattern of a text that states one: its groups are the arguments."""
+_NAME = r"(\w+ \d+)"
+
+
+def _patterns(*pairs: tuple[str, str]) -> FactPatterns:
+    return tuple((predicate, re.compile(text.replace("NAME", _NAME))) for predicate, text in pairs)
+
+
+_SHOWN = _patterns(
+    ("openable", "The NAME is (?:open|closed)"),
+    ("opened", "The NAME is open"),
+    ("pickupable", "You pick up the NAME"),
+    ("openable", "You (?:open|close) the NAME"),
+    ("toggleable", "You turn on the NAME"),
+    ("cleanable", "You clean the NAME using"),
+    ("heatable", "You heat the NAME using"),
+    ("coolable", "You cool the NAME using"),
+)
+_ENDED = _patterns(
+    (INSIDE, "You pick up the NAME from the NAME"),
+    ("opened", "You close the NAME"),
+)
+_BEGUN = _patterns(
+    (INSIDE, "You (?:move|put) the NAME (?:to|in/on) the NAME"),
+    ("opened", "You open the NAME"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateReader:
+    """Reads facts from the texts of states. The default knows the phrases of household text games."""
+
+    inside: str = INSIDE
+    listing: re.Pattern[str] = re.compile(
+        r"(?:(?:On|In) the (?P<on>\w+ \d+)|The (?P<inside>\w+ \d+) is open\. In it), "
+        r"you see (?P<things>[^.]+)\."
+    )
+    object: re.Pattern[str] = re.compile(rf"\ban? {_NAME}")
+    shown: FactPatterns = _SHOWN
+    ended: FactPatterns = _ENDED
+    begun: FactPatterns = _BEGUN
+
+    def facts(self, state: State) -> Iterator[Fact]:
+        """The facts that a state shows."""
+        for found in self.listing.finditer(state.text):
+            place = found["on"] or found["inside"]
+            for name in self.object.findall(found["things"]):
+                yield (self.inside, name, place)
+        yield from _read(self.shown, state)
+
+    def change(self, state: State) -> Change:
+        """The facts that the action before this state ended and began."""
+        return Change(ended=tuple(_read(self.ended, state)), begun=tuple(_read(self.begun, state)))
+
+
+def _read(patterns: FactPatterns, state: State) -> Iterator[Fact]:
+    for predicate, pattern in patterns:
+        for found in pattern.finditer(state.text):
+            yield (predicate, *found.groups())
+
+
+def hindsight_sheet(trajectory: Trajectory, reader: StateReader | None = None) -> WorldSheet:
+    """The facts that a trajectory proves to have been true at its start, sorted.
+
+    Correct where only the agent changes facts and the reader recognises every change.
+    """
+    reader = reader or StateReader()
+    first: set[Fact] = set(reader.facts(trajectory.start))
+    changed: set[Fact] = set()
+
+    def add_unchanged(facts: Iterable[Fact]) -> None:
+        first.update(fact for fact in facts if fact not in changed)
+
+    for transition in trajectory.transitions:
+        state = transition.outcome.next_state
+        change = reader.change(state)
+        add_unchanged(change.ended)  # a fact that could end was true before
+        changed.update(change.ended, change.begun)
+        add_unchanged(reader.facts(state))
+    return WorldSheet(facts=tuple(sorted(first)))
+
+
+def with_sheet(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with a world sheet: its own, or one in hindsight."""
+    if trajectory.sheet is not None:
+        return trajectory
+    return replace(trajectory, sheet=hindsight_sheet(trajectory))
+
+
+def layout_of(sheet: WorldSheet, *, inside: str = INSIDE) -> frozenset[Fact]:
+    """The facts about nothing that lies inside something: equal for all sheets of one room."""
+    objects = _placed(sheet, inside)
+    return frozenset(fact for fact in sheet.facts if not objects.intersection(fact[1:]))
+
+
+class SheetSampler:
+    """Makes new sheets from known ones: objects are placed anew within the same layout.
+
+    An object is placed only where an object of its kind was in some known sheet of that layout.
+    """
+
+    def __init__(self, sheets: Iterable[WorldSheet], *, inside: str = INSIDE) -> None:
+        self._inside = inside
+        self._sheets = tuple(sheets)
+        if not self._sheets:
+            raise ValueError("expected at least one sheet to recombine, got none")
+        self._layouts = [layout_of(sheet, inside=inside) for sheet in self._sheets]
+        known: dict[frozenset[Fact], list[WorldSheet]] = {}
+        for layout, sheet in zip(self._layouts, self._sheets, strict=True):
+            known.setdefault(layout, []).append(sheet)
+        self._places = {layout: _places(sheets, inside) for layout, sheets in known.items()}
+
+    def recombine(self, rng: Random, *, share: float = 0.5) -> WorldSheet:
+        """One of the sheets with some of its objects elsewhere.
+
+        Args:
+            share: the probability that an object is placed anew, possibly where it was.
+        """
+        chosen = rng.randrange(len(self._sheets))
+        places = self._places[self._layouts[chosen]]
+
+        def moved(fact: Fact) -> Fact:
+            choices = places.get(kind_of(fact[1])) if fact[0] == self._inside else None
+            if not choices or rng.random() >= share:
+                return fact
+            return (self._inside, fact[1], rng.choice(choices))
+
+        return WorldSheet(facts=tuple(moved(fact) for fact in self._sheets[chosen].facts))
+
+    def sample(
+        self, task: Task, rng: Random, can_succeed: TaskCheck, *, share: float = 0.5, attempts: int = 200
+    ) -> WorldSheet | None:
+        """A new sheet on which the task can succeed; None if no attempt gave one."""
+        candidates = (self.recombine(rng, share=share) for _ in range(attempts))
+        return next((sheet for sheet in candidates if can_succeed(task, sheet)), None)
+
+
+def _places(sheets: Sequence[WorldSheet], inside: str) -> dict[str, list[str]]:
+    """The places of each kind of object; never another object, or two could contain each other."""
+    found: dict[str, set[str]] = {}
+    for sheet in sheets:
+        objects = _placed(sheet, inside)
+        for fact in sheet.facts:
+            if fact[0] == inside and fact[2] not in objects:
+                found.setdefault(kind_of(fact[1]), set()).add(fact[2])
+    return {kind: sorted(places) for kind, places in found.items()}
+
+
+def _placed(sheet: WorldSheet, inside: str) -> set[str]:
+    return {fact[1] for fact in sheet.facts if fact[0] == inside}

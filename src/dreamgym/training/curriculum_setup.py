@@ -18,11 +18,9 @@ from dreamgym.curriculum.task_proposers import FineTunedTaskProposer, PromptedTa
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.envs.synthetic import EpisodeStart, StartFor
 from dreamgym.errors import ConfigError
-from dreamgym.experience.hindsight import hindsight_sheet
 from dreamgym.experience.prompted import PromptedExperienceModel
 from dreamgym.experience.reply_format import parse_variation, variation_prompt
-from dreamgym.experience.sheet_sampler import Worlds
-from dreamgym.experience.world_sheet import kinds
+from dreamgym.experience.world_sheet import SheetSampler, hindsight_sheet, object_kinds
 from dreamgym.models.registry import NAMES, LanguageModels, check_language_model, names_language_model
 from dreamgym.protocols import Embedder, ExperienceModel, LanguageModel
 from dreamgym.replay.embedders import make_embedder
@@ -36,7 +34,7 @@ class SampledStarts:
     """A world sheet for any task: recombined from known ones until the task can succeed on it."""
 
     def __init__(self, sheets: Iterable[WorldSheet], can_succeed: Callable[[Task, WorldSheet], bool]) -> None:
-        self._worlds = Worlds(sheets)
+        self._worlds = SheetSampler(sheets)
         self._can_succeed = can_succeed
 
     def __call__(self, task: Task, seed: int = 0) -> WorldSheet | None:
@@ -45,7 +43,7 @@ class SampledStarts:
         def possible(task: Task, sheet: WorldSheet) -> bool:
             return self._can_succeed(task, sheet)
 
-        return self._worlds.draw(task, Random(f"{task.id}/{seed}"), possible)
+        return self._worlds.sample(task, Random(f"{task.id}/{seed}"), possible)
 
     def beginning(self, task: Task, seed: int) -> EpisodeStart | None:
         """A `StartFor` for tasks that no trajectory holds: the experience model imagines how they begin."""
@@ -93,7 +91,7 @@ def prompted_proposer(
 
     def objects(task: Task) -> str:
         sheet = worlds(task)
-        return "" if sheet is None else ", ".join(kinds(sheet))
+        return "" if sheet is None else ", ".join(object_kinds(sheet))
 
     wordings = sorted({task.instruction for task in seeds})
     shown = Random(seed).sample(wordings, min(_SHOWN, len(wordings)))

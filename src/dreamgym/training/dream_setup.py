@@ -11,7 +11,7 @@ from dreamgym.envs.registry import EnvironmentSpec, environment_horizon
 from dreamgym.envs.synthetic import EpisodeStart, StartFor, SyntheticFactory
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError
-from dreamgym.experience.sheet_sampler import CanSucceed
+from dreamgym.experience.world_sheet import TaskCheck
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel
 from dreamgym.replay.buffer import ReplayBuffer
@@ -104,7 +104,7 @@ async def open_episode_source(
     return EpisodeSource(factory=StepCounter(dream), tasks=tasks, buffer=buffer, experience_model=model)
 
 
-def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> CanSucceed | None:
+def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> TaskCheck | None:
     if config.train.start_states == "recorded":
         return None
     if spec is None or spec.can_succeed is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.experience.dataset import Example, balanced, examples, held_out, spared, variations
-from dreamgym.experience.hindsight import with_sheet
+from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator, Retriever
 from dreamgym.training.annotators import explained

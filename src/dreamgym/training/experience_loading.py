@@ -23,14 +23,8 @@ from dreamgym.config import (
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
 from dreamgym.experience.model import ReasoningExperienceModel
-from dreamgym.experience.prompt_formats import (
-    AgentWorldFormat,
-    Form,
-    JsonFormat,
-    WebWorldFormat,
-    world_prompt,
-)
-from dreamgym.experience.prompted import PromptedExperienceModel, PromptedSettings
+from dreamgym.experience.prompt_formats import JsonFormat, environment_description
+from dreamgym.experience.prompted import PromptedExperienceModel
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
 from dreamgym.models.registry import NAMES, LanguageModels, check_language_model, names_language_model
@@ -213,7 +207,7 @@ def _load_fine_tuned(
         retriever=retriever,
         refusals=run.refusals,
         attempts=settings.attempts,
-        remembered=cached_replies,
+        cached_replies=cached_replies,
     )
 
 
@@ -253,12 +247,7 @@ def check_prompted_model(name: str, config: Config, grader: str) -> None:
     check_language_model(name, config)
     if names_language_model(grader):
         check_language_model(grader, config)
-    form = format_of(config.prompted, config.environment.name, None)
-    if not form.tells_success and grader == MODEL_VERDICT:
-        raise ConfigError(
-            f"prompted.form={config.prompted.form!r} tells states and no success: name who grades, "
-            f"sheet or a judge ({NAMES}) (--reward or train.reward)"
-        )
+    json_format(config.prompted, config.environment.name, None)
 
 
 def open_prompted_model(
@@ -283,16 +272,9 @@ def open_prompted_model(
     return PromptedExperienceModel(
         models.open(name, role="experience"),
         name=name,
-        form=format_of(settings, config.environment.name, spec),
-        settings=PromptedSettings(
-            history=settings.history,
-            demonstrations=settings.demonstrations,
-            sheet=settings.sheet,
-            text_limit=settings.text_limit,
-            max_tokens=settings.max_tokens,
-            attempts=settings.attempts,
-            characters=room * _CHARACTERS_PER_TOKEN,
-        ),
+        format=json_format(settings, config.environment.name, spec),
+        settings=settings,
+        max_characters=room * _CHARACTERS_PER_TOKEN,
         grader=grader,
         retriever=retriever,
         refusals=spec.refusals if spec is not None else (),
@@ -300,26 +282,22 @@ def open_prompted_model(
     )
 
 
-def format_of(settings: PromptedConfig, environment: str, spec: EnvironmentSpec | None) -> Form:
+def json_format(settings: PromptedConfig, environment: str, spec: EnvironmentSpec | None) -> JsonFormat:
     """
     Raises:
         ConfigError: the prompt is a file that cannot be read.
     """
-    own = None
+    description = environment_description(environment)
     if settings.prompt != AUTO:
         try:
-            own = Path(settings.prompt).expanduser().read_text(encoding="utf-8")
+            description = Path(settings.prompt).expanduser().read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"prompted.prompt={settings.prompt!r}: expected auto or a text file, {error}"
             ) from None
-    if settings.form == "webworld":
-        return WebWorldFormat(system=own)
-    if settings.form == "agentworld":
-        return AgentWorldFormat(environment=environment, world=world_prompt(environment), system=own)
     return JsonFormat(
         environment=environment,
-        world=own.strip() if own is not None else world_prompt(environment),
+        description=description,
         refusals=spec.refusals if spec is not None else (),
         actor=spec.actor if spec is not None else None,
         reasoning=settings.reasoning,
