@@ -79,19 +79,19 @@ def main() -> None:
     rounds, updates = (1, 4) if arguments.quick else (arguments.rounds, arguments.updates)
     torch.set_num_threads(1)
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    taught = asyncio.run(batch())
-    tokenizer = make_tokenizer((one.prompt + one.reply for one in taught), vocab_size=1024)
+    rows = asyncio.run(batch())
+    tokenizer = make_tokenizer((one.prompt + one.reply for one in rows), vocab_size=1024)
     sides: dict[str, Callable[[], Measured]] = {
-        LOOP: lambda: ours(make_model(arguments.preset, tokenizer), tokenizer, taught, updates),
-        WHOLE: lambda: ours(make_model(arguments.preset, tokenizer), tokenizer, taught, updates, whole=True),
-        TRAINER: lambda: theirs(make_model(arguments.preset, tokenizer), tokenizer, taught, updates),
+        LOOP: lambda: ours(make_model(arguments.preset, tokenizer), tokenizer, rows, updates),
+        WHOLE: lambda: ours(make_model(arguments.preset, tokenizer), tokenizer, rows, updates, whole=True),
+        TRAINER: lambda: theirs(make_model(arguments.preset, tokenizer), tokenizer, rows, updates),
     }
     found: dict[str, list[Measured]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
             found[name].append(sides[name]())
     parameters = make_model(arguments.preset, tokenizer).num_parameters()
-    lengths = [len(tokens) for tokens, _ in encoded(tokenizer, taught)]
+    lengths = [len(tokens) for tokens, _ in encoded(tokenizer, rows)]
     result = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, 1 thread",
         "model": f"{arguments.preset}, {parameters:,} parameters",
@@ -112,22 +112,22 @@ async def batch() -> list[Example]:
     return steps[middle : middle + BATCH]
 
 
-def encoded(tokenizer: Any, taught: list[Example]) -> list[tuple[list[int], int]]:
+def encoded(tokenizer: Any, rows: list[Example]) -> list[tuple[list[int], int]]:
     """Tokens of each example, and where its reply begins."""
     codec = TextCodec(tokenizer)
-    prompts = [codec.start(one.prompt) for one in taught]
-    replies = [codec.more(one.reply) for one in taught]
+    prompts = [codec.start(one.prompt) for one in rows]
+    replies = [codec.more(one.reply) for one in rows]
     return [
         ([*prompt, *reply, tokenizer.eos_token_id], len(prompt))
         for prompt, reply in zip(prompts, replies, strict=True)
     ]
 
 
-def ours(model: Any, tokenizer: Any, taught: list[Example], updates: int, *, whole: bool = False) -> Measured:
-    rows = encoded(tokenizer, taught)
+def ours(model: Any, tokenizer: Any, rows: list[Example], updates: int, *, whole: bool = False) -> Measured:
+    tokens = encoded(tokenizer, rows)
     sft = SFT(
         TrainableModel(Whole(model) if whole else model),
-        pack_replies((tokens[:start], tokens[start:]) for tokens, start in rows),
+        pack_replies((row[:start], row[start:]) for row, start in tokens),
         steps=WARM_UP + updates,
         batch_size=BATCH,
         warmup_steps=1,
@@ -141,8 +141,8 @@ def ours(model: Any, tokenizer: Any, taught: list[Example], updates: int, *, who
     return measured(seen, updates)
 
 
-def theirs(model: Any, tokenizer: Any, taught: list[Example], updates: int) -> Measured:
-    rows = encoded(tokenizer, taught)
+def theirs(model: Any, tokenizer: Any, rows: list[Example], updates: int) -> Measured:
+    tokens = encoded(tokenizer, rows)
     seen: list[tuple[float, float]] = []
 
     class Note(TrainerCallback):
@@ -180,7 +180,7 @@ def theirs(model: Any, tokenizer: Any, taught: list[Example], updates: int) -> M
                 remove_unused_columns=False,
                 train_sampling_strategy="sequential",
             ),
-            train_dataset=rows * (WARM_UP + updates),
+            train_dataset=tokens * (WARM_UP + updates),
             data_collator=collate,
             callbacks=[Note()],
         )

@@ -26,7 +26,7 @@ from dreamgym.rollouts import run_episode
 from dreamgym.structured import one_line
 from dreamgym.testing import CorridorFactory, ScriptedLanguageModel
 from dreamgym.types import Completion, Outcome, State, Task, Trajectory, Transition
-from tests.rl.echo_environment import TOKENIZER, student
+from tests.rl.echo_environment import TOKENIZER, nano_model
 
 TASK = Task(id="t", instruction="Leave the\ncorridor.", environment="corridor")
 PLAIN = AgentConfig(history=0)
@@ -123,7 +123,7 @@ async def test_a_model_that_rambles_is_read_up_to_the_end_of_its_line() -> None:
 
 
 async def test_only_listed_actions_can_be_written_when_they_are_enforced() -> None:
-    model = LocalLanguageModel(student(), TOKENIZER)
+    model = LocalLanguageModel(nano_model(), TOKENIZER)
     played = await walk(model, AgentConfig(enforce_actions=True))
     await model.aclose()
     assert all(t.action in (t.state.admissible_actions or ()) for t in played.transitions)
@@ -137,7 +137,7 @@ async def test_only_listed_actions_can_be_written_when_they_are_enforced() -> No
 
 @pytest.mark.parametrize("settings", [AgentConfig(max_tokens=4), AgentConfig(enforce_actions=True)])
 async def test_every_turn_goes_on_from_the_tokens_of_the_one_before(settings: AgentConfig) -> None:
-    model = LocalLanguageModel(student(), TOKENIZER)
+    model = LocalLanguageModel(nano_model(), TOKENIZER)
     played = await walk(model, settings)
     await model.aclose()
     turns = [t.completion for t in played.transitions if t.completion is not None]
@@ -151,7 +151,7 @@ async def test_every_turn_goes_on_from_the_tokens_of_the_one_before(settings: Ag
 
 async def test_a_recorded_episode_gets_the_tokens_that_the_agent_would_have_read_and_written() -> None:
     settings = AgentConfig(enforce_actions=True)
-    model = LocalLanguageModel(student(), TOKENIZER)
+    model = LocalLanguageModel(nano_model(), TOKENIZER)
     played = await walk(model, settings)
     await model.aclose()
     bare = [

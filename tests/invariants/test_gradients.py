@@ -18,7 +18,7 @@ from dreamgym.rl.optimizers import TrainableModel
 from dreamgym.rl.ppo import PPO
 from dreamgym.types import Completion, RolloutGroup, Trajectory
 from tests.invariants.test_learners import WANDERING, Gradients, recorded
-from tests.rl.echo_environment import CHOOSING, after, student
+from tests.rl.echo_environment import CHOOSING, after, nano_model
 
 Array = npt.NDArray[np.float64]
 TOKENS, VOCABULARY = 40, 7
@@ -137,7 +137,7 @@ async def test_grpo_has_the_gradient_of_its_formula_computed_turn_by_turn(
     agent: AgentConfig, step_weight: float
 ) -> None:
     groups = await recorded(agent)
-    model = student()
+    model = nano_model()
     watch = Gradients(model)
     settings = LearnerConfig(
         old_logprobs="recorded",
@@ -149,7 +149,7 @@ async def test_grpo_has_the_gradient_of_its_formula_computed_turn_by_turn(
     )
     GRPO(TrainableModel(model, watch.updating), settings).update(groups)
 
-    model = student()
+    model = nano_model()
     count = sum(free_tokens(turn) for group in groups for t in group.trajectories for turn in turns_of(t))
     for group in groups:
         returns = np.array([trajectory.total_reward for trajectory in group.trajectories])
@@ -168,18 +168,18 @@ async def test_grpo_has_the_gradient_of_its_formula_computed_turn_by_turn(
 
 async def test_ppo_has_the_gradient_of_its_formula_computed_turn_by_turn() -> None:
     groups = await recorded(WANDERING)
-    model = student()
+    model = nano_model()
     watch = Gradients(model)
     settings = LearnerConfig(
         old_logprobs="recorded", max_grad_norm=1e9, clip_low=0.99, clip_high=9e9, value_clip=None
     )
-    pupil = PPO(TrainableModel(model, watch.updating), settings, next_prompt=after(WANDERING))
+    trained = PPO(TrainableModel(model, watch.updating), settings, next_prompt=after(WANDERING))
     head = torch.nn.Linear(32, 1)
     with torch.no_grad():
-        pupil.value_head.load_state_dict(head.state_dict())
-    pupil.update(groups)
+        trained.value_head.load_state_dict(head.state_dict())
+    trained.update(groups)
 
-    model = student()
+    model = nano_model()
     ppo_by_hand(model, head, groups, settings)
     compare(watch, model)
 

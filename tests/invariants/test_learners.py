@@ -1,4 +1,4 @@
-"""What must hold of a learner whatever its settings: it learns, and nothing but the lesson decides how."""
+"""Invariants of every learner: it learns, and only settings, weights and groups decide the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dreamgym.rl.policy_gradient import PolicyGradient
 from dreamgym.rl.ppo import PPO
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import RolloutGroup
-from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, mean_return, play, student
+from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, mean_return, nano_model, play
 
 ALGORITHMS = ("grpo", "ppo")
 WANDERING = AgentConfig(show_actions="never", max_tokens=3)
@@ -35,15 +35,15 @@ def learner(
 
 
 async def recorded(agent: AgentConfig = CHOOSING, **changes: Any) -> list[RolloutGroup]:
-    """Groups of several turns, some of them truncated, made torn so that each has something to teach."""
-    model = LocalLanguageModel(student(seed=1), TOKENIZER)
+    """Groups of several turns, some of them truncated, changed so that each has different returns."""
+    model = LocalLanguageModel(nano_model(seed=1), TOKENIZER)
     factory = CorridorFactory(length=3, horizon=3)
     groups = await play(model, factory=factory, size=4, settings=agent, **changes)
     await model.aclose()
-    return [_torn(group) for group in groups]
+    return [_with_different_returns(group) for group in groups]
 
 
-def _torn(group: RolloutGroup) -> RolloutGroup:
+def _with_different_returns(group: RolloutGroup) -> RolloutGroup:
     first, *others = group.trajectories
     last = first.transitions[-1]
     rewarded = replace(last, outcome=replace(last.outcome, reward=1.5))
@@ -66,7 +66,7 @@ class Gradients:
 
 
 def gradient(algorithm: str, groups: Sequence[RolloutGroup], **settings: Any) -> dict[str, Tensor]:
-    model = student()
+    model = nano_model()
     watch = Gradients(model)
     learner(algorithm, model, watch.updating, max_grad_norm=1e9, **settings).update(groups)
     return watch.seen[0]
@@ -78,13 +78,13 @@ def weights(model: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_it_learns_to_say_what_it_is_told(algorithm: str) -> None:
-    model = student()
+    model = nano_model()
     language_model = LocalLanguageModel(model, TOKENIZER)
-    pupil = learner(algorithm, model, language_model.updating, learning_rate=3e-3, epochs=2)
+    trained = learner(algorithm, model, language_model.updating, learning_rate=3e-3, epochs=2)
     returns = []
     for step in range(30):
         groups = await play(language_model, step=step)
-        pupil.update(groups)
+        trained.update(groups)
         returns.append(mean_return(groups))
     await language_model.aclose()
     assert sum(returns[:2]) / 2 < 0.5
@@ -114,7 +114,7 @@ async def test_a_learner_that_was_stopped_and_restored_ends_with_the_weights_of_
     settings = {"epochs": 2, "minibatch_size": 5, "kl_coef": 0.05, "learning_rate": 1e-3}
 
     def made(seed: int) -> tuple[Any, PolicyGradient]:
-        model = student(seed)
+        model = nano_model(seed)
         return model, learner(algorithm, model, Gradients(model).updating, WANDERING, **settings)
 
     whole, never_stopped = made(0)
@@ -138,13 +138,13 @@ async def test_a_learner_that_was_stopped_and_restored_ends_with_the_weights_of_
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_the_same_seed_gives_the_same_weights(algorithm: str) -> None:
     async def run(seed: int) -> dict[str, Tensor]:
-        model = student()
+        model = nano_model()
         language_model = LocalLanguageModel(model, TOKENIZER)
-        pupil = learner(
+        trained = learner(
             algorithm, model, language_model.updating, seed=seed, minibatch_size=8, learning_rate=3e-3
         )
         for step in range(3):
-            pupil.update(await play(language_model, step=step))
+            trained.update(await play(language_model, step=step))
         await language_model.aclose()
         return weights(model)
 
@@ -162,7 +162,7 @@ async def test_recomputed_log_probs_make_weights_a_matter_of_tokens_alone(
     blurred = [_without_logprobs(group) for group in groups]
     ends = []
     for given in (groups, blurred):
-        model = student(seed=1)
+        model = nano_model(seed=1)
         settings = {"old_logprobs": "recomputed", "epochs": epochs}
         learner(algorithm, model, Gradients(model).updating, WANDERING, **settings).update(given)
         ends.append(weights(model))

@@ -74,7 +74,7 @@ class EchoFactory:
 CHOOSING = AgentConfig(enforce_actions=True)
 
 
-def student(seed: int = 0) -> Any:
+def nano_model(seed: int = 0) -> Any:
     return make_model("nano", TOKENIZER, seed=seed)
 
 

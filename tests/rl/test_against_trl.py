@@ -22,7 +22,7 @@ from dreamgym.rl.optimizers import TrainableModel
 from dreamgym.rl.packing import pack
 from dreamgym.types import RolloutGroup
 from tests.invariants.test_learners import Gradients, recorded
-from tests.rl.echo_environment import TOKENIZER, student
+from tests.rl.echo_environment import TOKENIZER, nano_model
 
 LOW, HIGH, LONGEST = 0.2, 0.28, 12
 NAMES: dict[str, losses.LossNormalization] = {
@@ -41,9 +41,9 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trainer(folder: Path, rows: Sequence[dict[str, Any]], **settings: Any) -> Any:
-    """TRL's, over the weights that `student` has."""
+    """TRL's, over the weights that `nano_model` has."""
     if not (folder / "model").exists():
-        save(student(), TOKENIZER, folder / "model")
+        save(nano_model(), TOKENIZER, folder / "model")
     hooks = {name: settings.pop(name) for name in ("rollout_func", "callbacks") if name in settings}
     config = {
         "output_dir": str(folder / "trl"),
@@ -139,7 +139,7 @@ def test_loss_and_gradient_are_those_of_trl(
     expected = theirs._compute_loss(theirs.model, batch)
     expected.backward()
 
-    model = student()
+    model = nano_model()
     tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     logits = model(input_ids=tokens, use_cache=False).logits[:, 4:-1]
     trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
@@ -229,7 +229,7 @@ async def test_two_epochs_over_the_same_trajectories_have_the_gradients_of_trls_
     )
     theirs.train()
 
-    model = student()
+    model = nano_model()
     seen = Gradients(model)
     settings = LearnerConfig(
         clip_low=LOW,

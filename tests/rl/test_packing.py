@@ -14,7 +14,7 @@ from dreamgym.rl.logprobs import LogProbModel
 from dreamgym.rl.packing import PackedBatch, pack
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import Completion, Outcome, Provenance, State, Task, Trajectory, Transition
-from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, play, student
+from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, nano_model, play
 
 FREE = AgentConfig(max_tokens=5)
 
@@ -91,7 +91,7 @@ async def rolled_out(model: Any, settings: AgentConfig) -> tuple[PackedBatch, li
 
 @pytest.mark.parametrize("micro_tokens", [1, 1 << 20])
 async def test_the_learner_finds_the_log_probs_that_were_recorded(micro_tokens: int) -> None:
-    model = student()
+    model = nano_model()
     packed, episodes = await rolled_out(model, FREE)
     assert len(packed.all) < sum(map(len, episodes)), "turns share packed"
     found = torch.zeros(packed.tokens)
@@ -101,7 +101,7 @@ async def test_the_learner_finds_the_log_probs_that_were_recorded(micro_tokens: 
 
 
 async def test_choices_are_scored_among_what_was_allowed() -> None:
-    model = student()
+    model = nano_model()
     packed, _ = await rolled_out(model, CHOOSING)
     with torch.no_grad():
         scores = LogProbModel(model)(packed.all)
@@ -113,11 +113,11 @@ async def test_choices_are_scored_among_what_was_allowed() -> None:
 
 async def test_a_model_that_caps_its_logits_is_run_whole() -> None:
     class Capped(torch.nn.Module):
-        """Gemma's way, around the student."""
+        """Gemma's way, around the nano_model."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.inner = student()
+            self.inner = nano_model()
             self.base_model = self.inner.base_model
             self.get_output_embeddings = self.inner.get_output_embeddings
 
@@ -126,10 +126,10 @@ async def test_a_model_that_caps_its_logits_is_run_whole() -> None:
             out.logits = 0.1 * (out.logits / 0.1).tanh()
             return out
 
-    packed, _ = await rolled_out(student(), FREE)
+    packed, _ = await rolled_out(nano_model(), FREE)
     sequences = [sequence for sequence in packed.all if sequence.tokens]
     with torch.no_grad():
-        plain = LogProbModel(student(), hidden_states=True)(sequences)
+        plain = LogProbModel(nano_model(), hidden_states=True)(sequences)
         capped = LogProbModel(Capped(), hidden_states=True)(sequences)
     assert float(capped.entropies().mean()) > float(plain.entropies().mean())
     torch.testing.assert_close(capped.hidden, plain.hidden, atol=1e-5, rtol=1e-4)

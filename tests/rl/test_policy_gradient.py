@@ -16,7 +16,7 @@ from dreamgym.rl.optimizers import TrainableModel
 from dreamgym.rl.policy_gradient import PolicyGradient
 from dreamgym.rl.ppo import PPO
 from dreamgym.types import RolloutGroup, State
-from tests.rl.echo_environment import TOKENIZER, after, play, student
+from tests.rl.echo_environment import TOKENIZER, after, nano_model, play
 
 
 async def groups_of(model: Any, size: int = 8) -> list[RolloutGroup]:
@@ -45,8 +45,8 @@ def weights(model: Any) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
-async def test_a_unanimous_group_teaches_nothing() -> None:
-    model = student()
+async def test_a_group_of_equal_returns_changes_nothing() -> None:
+    model = nano_model()
     groups = [rewarded(group, 1.0, 1.0) for group in await groups_of(model, 2)]
     before = weights(model)
     found = GRPO(TrainableModel(model)).update(groups)
@@ -55,14 +55,14 @@ async def test_a_unanimous_group_teaches_nothing() -> None:
 
 
 async def test_only_torn_groups_are_computed() -> None:
-    first, *others = await groups_of(student(), 2)
+    first, *others = await groups_of(nano_model(), 2)
     groups = [rewarded(first, 1.0, 0.0), *(rewarded(group, 0.0, 0.0) for group in others)]
-    learner: Learner = GRPO(TrainableModel(student()))
+    learner: Learner = GRPO(TrainableModel(nano_model()))
     assert learner.update(groups)["turns"] == 2
 
 
 async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None:
-    model = student()
+    model = nano_model()
     groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(model, 2)]
     chosen = told_apart(groups)
     learner = GRPO(TrainableModel(model), learning_rate=3e-3, epochs=3)
@@ -75,8 +75,8 @@ async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None
 
 
 async def test_a_learner_from_gains_alone_does_not_even_read_what_failed() -> None:
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
-    one, other = student(), student()
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
+    one, other = nano_model(), nano_model()
     found = GRPO(TrainableModel(one), negative_advantage_weight=0.0).update(groups)
     assert found["turns"] == len(groups)
     # The same as if failures had counted nothing: their tokens are in no mean.
@@ -92,10 +92,10 @@ async def test_a_learner_from_gains_alone_does_not_even_read_what_failed() -> No
 
 
 async def test_the_rate_rises_over_the_first_updates() -> None:
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
     moves = []
     for warmup in (0, 10):
-        model = student()
+        model = nano_model()
         before = weights(model)
         GRPO(TrainableModel(model), warmup_steps=warmup).update(groups)
         moves.append(float((weights(model) - before).norm()))
@@ -113,7 +113,7 @@ def refused(group: RolloutGroup, member: int) -> RolloutGroup:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 async def test_a_refused_turn_becomes_unlikely_even_in_an_episode_that_succeeded(algorithm: str) -> None:
-    model = student()
+    model = nano_model()
     groups = [refused(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
     chosen = told_apart(groups)
     assert chosen
@@ -147,7 +147,7 @@ def repeating(group: RolloutGroup, member: int) -> RolloutGroup:
 
 
 async def test_a_turn_that_leads_back_becomes_unlikely_and_one_that_leads_on_likelier() -> None:
-    model = student()
+    model = nano_model()
     groups = [repeating(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
     chosen = told_apart(groups)
     assert chosen
@@ -160,12 +160,12 @@ async def test_a_turn_that_leads_back_becomes_unlikely_and_one_that_leads_on_lik
         assert said.count(on) > said.count(back)
 
 
-async def test_a_price_that_all_turns_pay_teaches_nothing() -> None:
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+async def test_a_penalty_on_every_turn_changes_nothing() -> None:
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
     everybody = [refused(refused(group, 0), 1) for group in groups]
     moved = []
     for penalty in (0.0, 5.0):
-        model = student()
+        model = nano_model()
         GRPO(TrainableModel(model), refusal_penalty=penalty, refusals=("No.",)).update(everybody)
         moved.append(weights(model))
     assert torch.equal(*moved)
@@ -173,33 +173,33 @@ async def test_a_price_that_all_turns_pay_teaches_nothing() -> None:
 
 async def test_the_kl_term_holds_the_policy_back() -> None:
     moved = {}
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
     for kl in (1e-9, 10.0):
-        model = student()
+        model = nano_model()
         learner = GRPO(TrainableModel(model), kl_coef=kl, learning_rate=3e-3)
         moved[kl] = [learner.update(groups)["kl"] for _ in range(8)][-1]
     assert moved[10.0] < moved[1e-9] / 2
 
 
 async def test_minibatches_and_epochs_make_that_many_updates_and_importance_ratios_notice() -> None:
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
-    learner = GRPO(TrainableModel(student()), epochs=3, minibatch_size=4, learning_rate=3e-3)
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
+    learner = GRPO(TrainableModel(nano_model()), epochs=3, minibatch_size=4, learning_rate=3e-3)
     found = learner.update(groups)
     assert found["updates"] == learner.updates == 6
     assert found["approx_kl"] > 0
 
 
 async def test_ppo_tells_its_value_loss_and_learns_the_value_of_what_it_does() -> None:
-    groups = [rewarded(group, 0.25, 0.25) for group in await groups_of(student(), 2)]
-    learner = PPO(TrainableModel(student()), next_prompt=after(), learning_rate=3e-3, value_clip=None)
+    groups = [rewarded(group, 0.25, 0.25) for group in await groups_of(nano_model(), 2)]
+    learner = PPO(TrainableModel(nano_model()), next_prompt=after(), learning_rate=3e-3, value_clip=None)
     found = [learner.update(groups) for _ in range(60)]
     assert found[-1]["value_loss"] < found[0]["value_loss"] / 10
     assert abs(found[-1]["value_mean"] - 0.25) < 0.1
 
 
 async def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
-    groups = [rewarded(group, float("inf"), 0.0) for group in await groups_of(student(), 2)]
-    model = student()
+    groups = [rewarded(group, float("inf"), 0.0) for group in await groups_of(nano_model(), 2)]
+    model = nano_model()
     before = weights(model)
     found = PPO(TrainableModel(model), next_prompt=after()).update(groups)
     assert torch.equal(weights(model), before)
@@ -207,7 +207,7 @@ async def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
 
 
 async def test_the_served_model_answers_from_the_new_weights_at_once() -> None:
-    model = student()
+    model = nano_model()
     language_model = LocalLanguageModel(model, TOKENIZER)
     learner = GRPO(TrainableModel(model, language_model.updating), learning_rate=0.05)
     first = [rewarded(group, 1.0, 0.0) for group in await play(language_model, size=2)]
@@ -222,28 +222,28 @@ async def test_the_served_model_answers_from_the_new_weights_at_once() -> None:
 
 def test_frozen_weights_cannot_learn() -> None:
     with pytest.raises(ConfigError, match="all frozen"):
-        GRPO(TrainableModel(student().requires_grad_(False)))
+        GRPO(TrainableModel(nano_model().requires_grad_(False)))
 
 
 def test_a_state_of_other_settings_or_of_another_model_is_refused() -> None:
-    stored = GRPO(TrainableModel(student())).state_dict()
+    stored = GRPO(TrainableModel(nano_model())).state_dict()
     with pytest.raises(ConfigError, match=r"made with epochs=1, now epochs=2"):
-        GRPO(TrainableModel(student()), epochs=2).load_state_dict(stored)
+        GRPO(TrainableModel(nano_model()), epochs=2).load_state_dict(stored)
     del stored["model"][
         "lm_head.weight" if "lm_head.weight" in stored["model"] else next(iter(stored["model"]))
     ]
     with pytest.raises(ConfigError, match="of the same model"):
-        GRPO(TrainableModel(student())).load_state_dict(stored)
+        GRPO(TrainableModel(nano_model())).load_state_dict(stored)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 async def test_adapters_learn_while_the_weights_below_them_stay(algorithm: str) -> None:
     import peft
 
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(student(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
     settings: dict[str, Any] = {"learning_rate": 3e-3, "epochs": 2}
     low_rank = peft.LoraConfig(r=4, target_modules=["w1", "w2", "w3"], init_lora_weights=True)
-    model = peft.get_peft_model(student(), low_rank)
+    model = peft.get_peft_model(nano_model(), low_rank)
     learner: PolicyGradient
     if algorithm == "grpo":
         learner = GRPO(TrainableModel(model), **settings)

@@ -20,7 +20,7 @@ from dreamgym.rl.packing import pack_replies
 from dreamgym.rl.sft import SFT
 from dreamgym.rollouts import run_episode
 from dreamgym.types import Decision, Trajectory
-from tests.rl.echo_environment import CHOOSING, TOKENIZER, WORDS, EchoFactory, mean_return, play, student
+from tests.rl.echo_environment import CHOOSING, TOKENIZER, WORDS, EchoFactory, mean_return, nano_model, play
 
 FREE = AgentConfig(max_tokens=4).at_temperature(0.0)
 END = TOKENIZER.eos_token_id
@@ -66,7 +66,7 @@ async def success(model: Any, settings: AgentConfig = FREE) -> float:
 
 
 async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
-    model = student()
+    model = nano_model()
     learner = SFT(
         TrainableModel(model),
         await episodes(str),
@@ -84,10 +84,10 @@ async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
 
 
 @pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "as they are"])
-async def test_one_word_shown_teaches_to_copy_any_if_names_are_exchanged(exchanged: bool) -> None:
+async def test_one_word_is_enough_to_learn_copying_if_names_are_exchanged(exchanged: bool) -> None:
     names = [TOKENIZER.get_vocab()[f"Ġ{word}"] for word in WORDS]
     settings: dict[str, Any] = {"steps": 120, "batch_size": 4, "learning_rate": 1e-2, "warmup_steps": 5}
-    model, shown = student(), (await episodes(str))[:1]
+    model, shown = nano_model(), (await episodes(str))[:1]
     learner = SFT(TrainableModel(model), shown, exchangeable=[names] if exchanged else [], **settings)
     while not learner.done:
         learner.step()
@@ -97,7 +97,7 @@ async def test_one_word_shown_teaches_to_copy_any_if_names_are_exchanged(exchang
 def test_names_are_exchanged_within_their_group_alone() -> None:
     data = pack_replies([([11, 9, 1, 5, 10], [1, 5])])
     groups = (range(1, 4), range(4, 9), [9])
-    sft = SFT(TrainableModel(student()), data, exchangeable=groups)
+    sft = SFT(TrainableModel(nano_model()), data, exchangeable=groups)
     drawn = [sft._sequences(place, 0)[0] for place in range(200)]
     assert all(sequence.tokens[:2] == [11, 9] for sequence in drawn)
     assert {sequence.tokens[2] for sequence in drawn} == {1, 2, 3}
@@ -107,7 +107,7 @@ def test_names_are_exchanged_within_their_group_alone() -> None:
 
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
 async def test_masked_mistakes_are_context_and_not_imitated(masked: bool) -> None:
-    model, right, wrong = student(), await episodes(str), await episodes(next_word)
+    model, right, wrong = nano_model(), await episodes(str), await episodes(next_word)
     mistakes = [turn for each in wrong for turn in each.transitions]
     learner = SFT(
         TrainableModel(model),
@@ -129,7 +129,7 @@ async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped(
 ) -> None:
     shown = await episodes(str)
     settings: dict[str, Any] = {"steps": 10, "batch_size": 3, "learning_rate": 1e-2, "muon_lr": muon_lr}
-    whole, stopped, resumed = student(), student(), student(4)
+    whole, stopped, resumed = nano_model(), nano_model(), nano_model(4)
     never, before, later = (
         SFT(TrainableModel(model), shown, **settings) for model in (whole, stopped, resumed)
     )
@@ -145,7 +145,7 @@ async def test_sft_resumed_ends_with_the_weights_of_one_never_stopped(
 
 
 async def test_the_preferred_of_two_becomes_the_likelier() -> None:
-    model = student()
+    model = nano_model()
     pairs = preference_pairs([*await episodes(str), *await episodes(next_word)])
     assert len(pairs) == 4
     learner = DPO(TrainableModel(model), pairs, steps=40, batch_size=4, learning_rate=3e-3)
@@ -162,7 +162,7 @@ async def test_the_preferred_of_two_becomes_the_likelier() -> None:
 async def test_dpo_has_the_gradient_of_its_formula(micro_tokens: int) -> None:
     chosen, rejected = await episodes(str), await episodes(next_word)
     pairs = list(zip(chosen, rejected, strict=True))
-    model = student()
+    model = nano_model()
     learner = DPO(
         TrainableModel(model),
         pairs,
@@ -172,11 +172,11 @@ async def test_dpo_has_the_gradient_of_its_formula(micro_tokens: int) -> None:
         max_grad_norm=1e9,
         warmup_steps=1,
     )
-    reference = student()
+    reference = nano_model()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-    expected = student()
+    expected = nano_model()
     expected.load_state_dict(model.state_dict())
     seen: list[torch.Tensor] = []
     first = next(iter(model.parameters()))
@@ -215,6 +215,6 @@ async def test_pairs_are_of_one_task_and_never_more_than_asked_for() -> None:
 
 async def test_nothing_to_learn_from_is_an_error() -> None:
     with pytest.raises(ConfigError, match="at least one trajectory"):
-        SFT(TrainableModel(student()), [])
+        SFT(TrainableModel(nano_model()), [])
     with pytest.raises(ConfigError, match="a success and a failure"):
-        DPO(TrainableModel(student()), preference_pairs(await episodes(str)))
+        DPO(TrainableModel(nano_model()), preference_pairs(await episodes(str)))

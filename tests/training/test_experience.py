@@ -49,7 +49,7 @@ async def test_a_run_folder_holds_all_that_playing_needs(data: Path, tmp_path: P
         trajectory = next(iter(read_trajectories(data)))
         assert trajectory.sheet is not None
         first = trajectory.transitions[0]
-        with contextlib.suppress(EpisodeFailedError):  # six steps teach little: a typed failure is fine too
+        with contextlib.suppress(EpisodeFailedError):  # after six updates a typed failure is fine too
             predicted = await experience.predict(
                 trajectory.task, trajectory.sheet, [], first.state, first.action
             )
@@ -81,7 +81,7 @@ async def test_what_a_run_was_begun_with_is_kept_and_something_else_is_refused(
     assert ExperienceRun.read(run).experience.attempts == 5
 
 
-async def test_two_processes_cannot_teach_in_one_folder(data: Path, tmp_path: Path) -> None:
+async def test_two_processes_cannot_fine_tune_in_one_directory(data: Path, tmp_path: Path) -> None:
     with lock_directory(tmp_path), pytest.raises(StoreError, match="another process"):
         await fine_tune(small(), read_trajectories(data), HouseholdAnnotator(), tmp_path, actor=AGENT)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]

@@ -81,6 +81,21 @@ async def test_a_cancelled_task_stops_at_once_with_a_usable_model_and_resumes(tm
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "stopped"))
 
 
+async def test_the_first_ctrl_c_stops_a_process_at_once_with_a_checkpoint(tmp_path: Path) -> None:
+    steps, report = multiprocessing.Pipe(duplex=False)
+    process = started(tmp_path / "errors", in_a_process, tmp_path / "run", 4000, report)
+    report.close()
+    while steps.recv() < 7:
+        pass
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(20)
+    assert process.exitcode is not None
+    stored = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert 7 <= stored["progress"]["step"] < 4000
+    assert (tmp_path / "run" / "model" / "config.json").exists()
+
+
 async def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
     def terminate(progress: Progress) -> None:
         if progress.step == 3:

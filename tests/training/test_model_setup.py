@@ -34,7 +34,7 @@ from dreamgym.rl.logprobs import LogProbModel
 from dreamgym.rl.packing import PackedSequence
 from dreamgym.training.experience import fine_tune
 from dreamgym.training.fine_tuning import FineTuning, Progress
-from dreamgym.training.model_setup import LoadedModel, load_model
+from dreamgym.training.model_setup import LoadedModel, choose_precision, load_model
 
 torch.set_num_threads(1)
 EXAMPLES = [
@@ -309,3 +309,34 @@ def test_names_that_the_environment_gives_are_exchanged_unless_told_not_to() -> 
     assert [sorted(group) for group in words] == [[" 1", " 2"], [" kitchen", " pantry"]]
     plain = ExperienceConfig(model="nano", exchange_names=False, exchange_numbers=False)
     assert load_model(plain, corpus, 0, names=rooms).exchangeable == ()
+
+
+@pytest.mark.parametrize("read", [loaded_from, LocalLanguageModel.load], ids=["training", "inference"])
+def test_a_model_folder_with_code_of_its_own_is_refused_and_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any
+) -> None:
+    """transformers would ask "run the custom code? [y/N]" at a terminal."""
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    tokenizer().save_pretrained(folder)
+    module = f"from pathlib import Path\nPath({str(ran)!r}).touch()\n"
+    (folder / "own_code.py").write_text(module, encoding="utf-8")
+    auto_map = {"AutoConfig": "own_code.Config", "AutoModelForCausalLM": "own_code.Model"}
+    about = {"model_type": "own_model", "auto_map": auto_map, "architectures": ["Model"]}
+    (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+    with pytest.raises(ConfigError, match="cannot read a language model"):
+        read(folder)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_auto_precision_is_bf16_only_for_pretrained_weights_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: True, raising=False)
+    device = "cuda" if gpu else "cpu"
+    assert choose_precision("auto", device, from_scratch=True) == "fp32"
+    assert choose_precision("auto", device, from_scratch=False) == ("bf16" if gpu else "fp32")
+    assert choose_precision("bf16", device, from_scratch=True) == "bf16"
+    assert load_model(ExperienceConfig(model="nano"), EXAMPLES, seed=0).precision == "fp32"

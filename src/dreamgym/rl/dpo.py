@@ -148,7 +148,7 @@ class DPO:
         return {
             "settings": self._settings(),
             "steps": self.steps,
-            "reference": self._reference.clone(),
+            "reference": self._reference,
             **self._optimizer.state_dict(),
         }
 

@@ -178,9 +178,12 @@ class ModelOptimizer:
         value_head: nn.Module | None = None,
         temperature: float | None = None,
     ) -> None:
+        temperature = agent.temperature if temperature is None else temperature
+        if temperature <= 0:
+            raise ConfigError(f"expected a sampling temperature above 0 to train with, got {temperature}")
         self.logprobs = LogProbModel(
             agent.model,
-            temperature=agent.temperature if temperature is None else temperature,
+            temperature=temperature,
             precision=agent.precision,
             hidden_states=value_head is not None,
         )
@@ -253,10 +256,11 @@ class ModelOptimizer:
         return made
 
     def state_dict(self) -> dict[str, Any]:
+        """References, as in torch: save it, or copy it, before the next update."""
         return {
-            "model": _copied(self._weights),
-            "value_head": _copied(self._value_head),
-            "optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer, _ in self._optimizers],
+            "model": {name: weight.detach() for name, weight in self._weights.items()},
+            "value_head": {name: weight.detach() for name, weight in self._value_head.items()},
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self._optimizers],
             "frozen": self._frozen(),
             "updates": self.updates,
         }
@@ -277,7 +281,7 @@ class ModelOptimizer:
             restore(self._weights, stored["model"])
             restore(self._value_head, stored["value_head"])
         for (optimizer, _), state in zip(self._optimizers, stored["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(copy.deepcopy(state))  # torch shares the tensors it is given
         self.updates = stored["updates"]
 
 
@@ -318,10 +322,6 @@ def check_same_settings(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
                 f"this state was made with {name}={theirs.get(name)!r}, now {name}={value!r}; "
                 "start a new run, or resume with the same settings"
             )
-
-
-def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: weight.detach().clone() for name, weight in weights.items()}
 
 
 def _is_random(model: Any) -> bool:

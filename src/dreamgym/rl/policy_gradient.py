@@ -220,7 +220,7 @@ class PolicyGradient(ABC):
         return {
             "settings": self._settings(),
             "steps": self.steps,
-            "reference": {name: weight.clone() for name, weight in reference},
+            "reference": {name: weight.detach() for name, weight in reference},
             **self._optimizer.state_dict(),
         }
 
