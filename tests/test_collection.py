@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dreamgym.collection import collect
+from dreamgym.config import Config
 from dreamgym.data.trajectories import read_trajectories
+from dreamgym.errors import DataError, StoreError
+from dreamgym.testing.corridor import CorridorFactory
 from tests.command import DREAMGYM, INTERRUPTIBLE, dreamgym
 
 TEXTWORLD = ("--env", "textworld")
@@ -88,7 +94,7 @@ def test_a_folder_is_filled_up_and_refuses_other_settings(tmp_path: Path) -> Non
     assert rows(out) == 5
     other = dreamgym("collect", *TEXTWORLD, "--policy", "expert", "--episodes", 5, "--out", out)
     assert other.returncode == 2
-    assert "was collected with policy='random', now 'expert' is asked for" in other.stderr
+    assert "was collected with policy='random', now 'expert' was given" in other.stderr
 
 
 def test_admissible_actions_and_world_sheets_can_be_left_out(tmp_path: Path) -> None:
@@ -133,3 +139,54 @@ def test_a_mix_holds_experts_noise_and_chance(tmp_path: Path) -> None:
     policies = Counter(t.provenance.policy for t in read_trajectories(tmp_path / "t"))
     assert policies == {"expert": 10, "noisy:0.3": 6, "random": 4}
     assert "states/s" in done.stdout
+
+
+def corridors(out: Path, **settings: object) -> Config:
+    given = {"episodes": 48, "policy": "expert", "split": "train", "out": str(out), **settings}
+    return Config.model_validate({"environment": {"name": "corridor"}, "collect": given})
+
+
+def test_the_public_name_is_the_function_also_after_its_module_is_imported() -> None:
+    import dreamgym.collection
+
+    assert dreamgym.collect is dreamgym.collection.collect
+    assert callable(dreamgym.collect)
+
+
+async def test_episodes_in_this_process_are_written_as_they_finish(tmp_path: Path) -> None:
+    on_disk: list[int] = []
+    await collect(
+        corridors(tmp_path / "out"),
+        CorridorFactory(),
+        on_episode=lambda _: on_disk.append(rows(tmp_path / "out")),
+    )
+    assert on_disk[-1] == 48
+    assert on_disk[0] < 16
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", '"x"', "{", "[" * 100_000])
+async def test_odd_settings_of_a_directory_are_a_typed_error_with_advice(
+    tmp_path: Path, content: str
+) -> None:
+    await collect(corridors(tmp_path), CorridorFactory())
+    (tmp_path / "collect.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match="remove the file and run the same command again"):
+        await collect(corridors(tmp_path), CorridorFactory())
+
+
+async def test_a_full_disk_leaves_no_half_settings_and_the_next_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.write_text
+
+    def full(path: Path, text: str, **rest: Any) -> int:
+        real(path, text[:10], **rest)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(StoreError, match="No space left on device; free some space and run again"):
+            await collect(corridors(tmp_path / "out"), CorridorFactory())
+    assert StoreError.exit_code == 5
+    assert not list(tmp_path.rglob("collect.json"))
+    assert (await collect(corridors(tmp_path / "out"), CorridorFactory())).episodes == 48

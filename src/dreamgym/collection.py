@@ -1,7 +1,7 @@
-"""Records trajectories from a real environment: parallel, resumable, nothing acknowledged lost.
+"""Records trajectories from a real environment, in parallel and resumable.
 
-Episode i plays task i with a policy fixed by (seed, i), and its trajectory id names both. So a run that was
-killed goes on by playing the ids that are missing, and the same settings always give the same episodes.
+Episode i plays task i with a policy that depends on (seed, i) only, and its trajectory id names both. So a
+killed run resumes by playing the missing ids, and the same settings always give the same episodes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from dreamgym.models.registry import LanguageModels, check_language_model, names
 from dreamgym.prompted_policy import PromptedPolicy
 from dreamgym.protocols import Environment, EnvironmentFactory, Policy
 from dreamgym.rollouts import run_episode
+from dreamgym.seeding import derive_seed
 from dreamgym.types import RolloutFailure, Task, Trajectory
 
 _BLOCK = 64
-"""Tasks asked for at a time: an environment may have to prove each of them first."""
+"""Tasks requested at a time: some environments first prove that a task can be solved."""
 _SETTINGS = "collect.json"
 
 
 @dataclass(slots=True)
 class CollectReport:
-    """What a collection did in this run, apart from what was there before."""
+    """What one call recorded, apart from the episodes that were there before."""
 
     already_there: int = 0
     episodes: int = 0
@@ -58,7 +59,7 @@ OnEpisode = Callable[[CollectReport], None]
 
 
 def trajectory_id(environment: str, split: str, seed: int, episode: int, policy: str = "mix") -> str:
-    """Unlike for any two episodes: two policies may play the same games.
+    """A name for each episode; it holds the policy, since two policies may play the same games.
 
     >>> trajectory_id("alfworld", "train", 0, 7), trajectory_id("alfworld", "train", 0, 7, "random")
     ('alfworld-train-0-000007', 'alfworld-train-0-random-000007')
@@ -72,13 +73,15 @@ async def collect(
 ) -> CollectReport:
     """Fill `config.collect.out` up to `config.collect.episodes` episodes.
 
-    An episode whose environment kept breaking is counted by kind and left out; the next run tries it again.
+    An episode that keeps failing is counted by kind and left out; the next run tries it again.
 
     Raises:
-        ConfigError: the folder was filled with other settings.
+        ConfigError: the directory was filled with other settings.
+        StoreError: the directory cannot be written.
+        DataError: what is in the directory is damaged.
     """
     settings = config.collect
-    _check_policy(config)  # a wrong name shows before anything starts
+    _check_policy(config)  # a wrong name is reported before anything starts
     clock = asyncio.get_running_loop().time
     started, report = clock(), CollectReport()
     async with AsyncExitStack() as stack:
@@ -98,12 +101,14 @@ async def collect(
         finished: asyncio.Queue[Trajectory | RolloutFailure] = asyncio.Queue()
         try:
             async with asyncio.TaskGroup() as group:
-                tell = partial(_tell, report, started, clock, on_episode)
-                group.create_task(_store(finished, len(missing), writer, report, tell))
+                notify = partial(_notify, report, started, clock, on_episode)
+                group.create_task(_store(finished, len(missing), writer, report, notify))
                 async for episode, task in _tasks(factory, config, sorted(missing.values())):
                     await places.acquire()
                     play = group.create_task(_episode(config, factory, models, episode, task, finished))
                     play.add_done_callback(lambda _: places.release())
+                    # An in-process episode never waits: let it run now, so that rows are written early.
+                    await asyncio.sleep(0)
         except ExceptionGroup as several:
             raise several.exceptions[0] from None  # the others were cancelled because of the first
         report.seconds = clock() - started
@@ -113,19 +118,19 @@ async def collect(
 async def _tasks(
     factory: EnvironmentFactory, config: Config, episodes: list[int]
 ) -> AsyncIterator[tuple[int, Task]]:
-    """The task of each episode; an environment with fewer tasks than episodes plays them in rounds."""
+    """The task of each episode; tasks repeat where the environment has fewer than episodes."""
     settings = config.collect
     known: list[Task] = []
-    all_of_them = False
+    complete = False
     for episode in episodes:
-        while episode >= len(known) and not all_of_them:
+        while episode >= len(known) and not complete:
             count = min(settings.episodes, (episode // _BLOCK + 1) * _BLOCK)
             try:
                 known = list(await factory.tasks(settings.split, count, seed=config.seed))
             except ConfigError:
                 # Fewer tasks than episodes; a split that does not exist raises again, without a count.
                 known = list(await factory.tasks(settings.split, None, seed=config.seed))
-                all_of_them = True
+                complete = True
         yield episode, known[episode % len(known)]
 
 
@@ -138,7 +143,7 @@ async def _episode(
     finished: asyncio.Queue[Trajectory | RolloutFailure],
 ) -> None:
     settings = config.collect
-    seed = config.seed * 1_000_003 + episode
+    seed = derive_seed("collect", config.seed, episode)
 
     def policy(environment: Environment) -> Policy:
         if names_language_model(settings.policy):
@@ -165,9 +170,9 @@ async def _store(
     count: int,
     writer: TrajectoryWriter,
     report: CollectReport,
-    tell: Callable[[], None],
+    notify: Callable[[], None],
 ) -> None:
-    """Write whatever has finished in one durable append, and only then count it."""
+    """Write all finished episodes with one durable append, then count them."""
     while count:
         results = [await finished.get()]
         while not finished.empty():
@@ -180,10 +185,10 @@ async def _store(
                 report.count(result)
             else:
                 report.failures[result.kind] += 1
-        tell()
+        notify()
 
 
-def _tell(
+def _notify(
     report: CollectReport, started: float, clock: Callable[[], float], on_episode: OnEpisode | None
 ) -> None:
     report.seconds = clock() - started
@@ -199,7 +204,7 @@ def _check_policy(config: Config) -> None:
 
 
 def _check_settings(config: Config, environment: str) -> None:
-    """Episodes are named by number, so all of a folder's must come from one policy, split and seed."""
+    """Episodes are named by number, so all in a directory must come from one policy, split and seed."""
     settings = config.collect
     mine = {
         "environment": environment,
@@ -216,8 +221,8 @@ def _check_settings(config: Config, environment: str) -> None:
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise ConfigError(
-                f"{settings.out} was collected with {name}={theirs.get(name)!r}, now {value!r} is asked for; "
-                "choose another --out, or the same settings to go on"
+                f"{settings.out} was collected with {name}={theirs.get(name)!r}, now {value!r} was given; "
+                "choose another --out, or the same settings to resume"
             )
 
 

@@ -74,7 +74,9 @@ def test_stats_count_by_environment_and_source(store: str) -> None:
         ("real", 20),
         ("synthetic", 10),
     }
-    assert "household" in dreamgym("stats", store)
+    shown = dreamgym("stats", store)
+    assert "household" in shown
+    assert "size bytes" in shown, "headings are words"
 
 
 def test_compact_reembeds_and_evicts(store: str, trajectories: Path) -> None:
@@ -92,6 +94,8 @@ def test_mistakes_end_with_advice_and_their_exit_code(store: str, tmp_path: Path
     assert "expected" in dreamgym("build", str(tmp_path / "nowhere"), "--store", store, code=3)
     assert "lexical" in dreamgym("search", store, "--state", "x", "--embedder", "word2vec", code=2)
     assert "real or synthetic" in dreamgym("search", store, "--state", "x", "--source", "dream", code=2)
+    refused = dreamgym("search", store, "--state", "x", "--env", "houshold", code=2)
+    assert "did you mean 'household'?" in refused.replace("\n", " ")
 
 
 def test_several_environments_must_be_told_apart(store: str, tmp_path: Path) -> None:

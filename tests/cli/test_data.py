@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,25 +113,25 @@ def test_validate_passes_good_data_and_lists_every_problem(recorded: Path) -> No
 
 def test_ingest_stores_every_conversation_once(chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = answer("ingest", chats, "--environment", "gym", "--split", "test", "--out", out)
+    first = answer("ingest", chats, "--env", "gym", "--split", "test", "--out", out)
     assert (first["new"], first["already_there"], first["bad"]) == (2, 0, 0)
     assert first["files"][0]["format"] == "messages"
-    again = answer("ingest", chats, "--environment", "gym", "--out", out)
+    again = answer("ingest", chats, "--env", "gym", "--out", out)
     assert (again["new"], again["already_there"]) == (0, 2)
     stored = list(read_trajectories(out))
     assert [trajectory.task.split for trajectory in stored] == ["test", "test"]
     assert [trajectory.total_reward for trajectory in stored] == [0.0, 1.0]
     assert stored[1].id == "s"
-    assert "2 already there" in run("ingest", chats, "--environment", "gym", "--out", out).stdout
+    assert "2 already there" in run("ingest", chats, "--env", "gym", "--out", out).stdout
 
 
 def test_a_bad_line_stops_ingest_and_nothing_is_stored(chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run("ingest", chats, "--environment", "gym", "--out", out)
+    run("ingest", chats, "--env", "gym", "--out", out)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     bad = tmp_path / "bad.jsonl"
     bad.write_text(chat("Jump.", "jump") + '{"messages": 7}\n' + chat("Sit.", "sit"), encoding="utf-8")
-    failed = run("ingest", bad, "--environment", "gym", "--format", "messages", "--out", out, code=3)
+    failed = run("ingest", bad, "--env", "gym", "--format", "messages", "--out", out, code=3)
     assert f"{bad}:2: expected messages to be a valid list, got 7" in failed.stderr.replace("\n", "")
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
@@ -139,7 +140,7 @@ def test_skip_bad_stores_the_good_and_counts_the_bad(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     lines = [b"\xff\xfe\n", chat("Jump.", "jump").encode(), b"[" * 100_000 + b"\n", b"NaN\n", b"\0\0\n"]
     bad.write_bytes(b"".join(lines))
-    options = ["--format", "messages", "--environment", "gym", "--skip-bad"]
+    options = ["--format", "messages", "--env", "gym", "--skip-bad"]
     result = answer("ingest", bad, *options, "--out", tmp_path / "out")
     assert (result["new"], result["bad"]) == (1, 4)
     lines_told = [problem.split(": ")[0].rpartition(":")[2] for problem in result["problems"]]
@@ -149,14 +150,14 @@ def test_skip_bad_stores_the_good_and_counts_the_bad(tmp_path: Path) -> None:
 def test_two_different_records_with_one_id_are_not_silently_one(tmp_path: Path) -> None:
     file = tmp_path / "twins.jsonl"
     file.write_text(chat("Go.", "walk", id=1) + chat("Go.", "run", id=1), encoding="utf-8")
-    arguments = ["ingest", file, "--environment", "g", "--out", tmp_path / "out"]
+    arguments = ["ingest", file, "--env", "g", "--out", tmp_path / "out"]
     assert f"{file}:2: expected an id of its own" in run(*arguments, code=3).stderr.replace("\n", "")
     assert answer(*arguments, "--skip-bad")["new"] == 1
 
 
 def test_ingest_explains_what_it_cannot_use(chats: Path, recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "give --environment NAME" in run("ingest", chats, "--out", out, code=2).stderr
+    assert "give --env NAME" in run("ingest", chats, "--out", out, code=2).stderr
     assert "unknown format 'mesages'; did you mean 'messages'?" in (
         run("ingest", chats, "--format", "mesages", "--out", out, code=2).stderr
     )
@@ -190,7 +191,7 @@ def test_an_export_is_ingested_back_without_loss(
     assert answer("ingest", file, "--out", tmp_path / "back")["new"] == 3
     assert list(read_trajectories(tmp_path / "back")) == list(read_trajectories(recorded))
     first = file.read_bytes()
-    run("data", "export", recorded, "--format", kind, "--out", file)
+    run("data", "export", recorded, "--format", kind, "--out", file, "--force")
     assert file.read_bytes() == first
 
 
@@ -210,3 +211,51 @@ def test_a_failed_export_leaves_no_file(recorded: Path, tmp_path: Path) -> None:
     run(*options, "--format", "messages", "--id", "z", code=3)
     run(*options, "--format", "otel", code=2)
     assert list((tmp_path / "out").iterdir()) == []
+    refused = run(*options, "--format", "csv", code=2).stderr
+    assert "otel" not in refused, "only formats that can be written are offered"
+
+
+def test_an_existing_file_is_replaced_only_by_force(recorded: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text("mine", encoding="utf-8")
+    options = ["data", "export", recorded, "--format", "messages", "--out", file]
+    assert "--force" in run(*options, code=2).stderr
+    assert file.read_text(encoding="utf-8") == "mine"
+    assert answer(*options, "--force")["trajectories"] == 3
+
+
+def test_records_without_a_reward_are_counted_and_marked(tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text(chat("Jump.", "jump") + chat("Sit.", "sit", success=True), encoding="utf-8")
+    done = run("ingest", file, "--env", "gym", "--out", tmp_path / "keep", "--json")
+    assert "no reward found in 1 of 2 records" in " ".join(done.stderr.split())
+    (found,) = json.loads(done.stdout)["files"]
+    assert (found["trajectories"], found["successes"], found["no_reward"]) == (2, 1, 1)
+    ends = [each.transitions[-1].outcome for each in read_trajectories(tmp_path / "keep")]
+    assert [(end.reward, end.success, end.reward_source) for end in ends] == [
+        (0.0, False, "unknown"),
+        (1.0, True, "environment"),
+    ]
+    for choice, stored in (("fail", [False, True]), ("success", [True, True]), ("skip", [True])):
+        options = ["--env", "gym", "--no-reward", choice, "--out", tmp_path / choice]
+        answer("ingest", file, *options)
+        found = list(read_trajectories(tmp_path / choice))
+        assert [each.success for each in found] == stored
+        assert all(each.transitions[-1].outcome.reward_source == "environment" for each in found)
+    assert "did you mean 'skip'" in (
+        run("ingest", file, "--env", "gym", "--no-reward", "skp", "--out", tmp_path / "x", code=2).stderr
+    )
+
+
+def test_a_refused_file_leaves_no_directory(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"messages": 7}\n', encoding="utf-8")
+    run("ingest", bad, "--env", "gym", "--out", tmp_path / "out", code=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_validate_keeps_few_of_many_problems(tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.jsonl.xz"
+    bomb.write_bytes(lzma.compress(b"x\n" * 30_000))
+    found = answer("data", "validate", bomb, "--limit", 3, code=3)
+    assert (found["problem_count"], len(found["problems"])) == (30_000, 3)

@@ -187,10 +187,11 @@ def test_arguments_that_are_no_json_are_kept_as_text() -> None:
     assert [turn[0] for turn in turns(trajectory)] == ['sh("{ls")', 'sh({"x": [1, null]})']
 
 
-def test_unknown_reward_and_success_are_zero_and_false() -> None:
+def test_a_record_without_a_reward_is_marked_as_unknown() -> None:
     trajectory = ingested(user("Go."), assistant("went"))
     assert trajectory.total_reward == 0.0
     assert not trajectory.success
+    assert trajectory.transitions[-1].outcome.reward_source == "unknown"
     assert trajectory.transitions[-1].outcome.terminated
 
 
@@ -235,7 +236,7 @@ def test_a_wrong_value_beside_the_messages_is_refused(key: str, value: Any) -> N
 
 
 def test_a_foreign_record_needs_an_environment() -> None:
-    with pytest.raises(ConfigError, match="--environment"):
+    with pytest.raises(ConfigError, match="--env NAME"):
         messages.from_record(
             Record(where="x:1", value={"messages": [user("Hi"), assistant("x")]}), Defaults()
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import lzma
 import os
@@ -293,3 +294,42 @@ def test_packing_into_its_own_source_is_refused(tmp_path: Path) -> None:
         writer.append([episode("a")])
     with pytest.raises(DataError, match="twice"):
         pack(tmp_path, tmp_path / "all.jsonl.xz")
+
+
+def test_one_flipped_bit_in_a_shard_is_noticed_by_reader_and_writer(tmp_path: Path) -> None:
+    with TrajectoryWriter(tmp_path) as writer:
+        writer.append([episode(f"e{number}", turns=4) for number in range(6)])
+    (shard,) = shards(tmp_path)
+    whole, expected = shard.read_bytes(), list(read_trajectories(tmp_path))
+    for bit in random.Random(0).sample(range(8 * len(whole)), 150):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        shard.write_bytes(damaged)
+        problems: list[DataError] = []
+        kept = list(read_trajectories(tmp_path, on_bad=problems.append))
+        assert problems, f"bit {bit} was not noticed by the reader"
+        assert all(trajectory in expected for trajectory in kept)
+        with contextlib.suppress(DataError), TrajectoryWriter(tmp_path) as writer:
+            assert writer.torn_bytes, f"bit {bit} was not noticed by the writer"
+
+
+def test_a_row_edited_by_hand_is_read_without_its_checksum(tmp_path: Path) -> None:
+    with TrajectoryWriter(tmp_path) as writer:
+        writer.append([episode("a")])
+    (shard,) = shards(tmp_path)
+    edited = shard.read_bytes().replace(b'"id":"a"', b'"id":"b"')
+    shard.write_bytes(edited)
+    with pytest.raises(DataError, match='remove its "crc32"'):
+        ids(tmp_path)
+    shard.write_bytes(edited[: edited.index(b',"crc32"')] + b"}\n")
+    assert ids(tmp_path) == ["b"]
+
+
+def test_a_writer_that_stored_nothing_leaves_no_directory(tmp_path: Path) -> None:
+    TrajectoryWriter(tmp_path / "new").close()
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="found a file"):
+        TrajectoryWriter(tmp_path / "file")
+    with pytest.raises(StoreError, match="cannot be written"):
+        TrajectoryWriter(Path("/proc/nowhere"))

@@ -78,7 +78,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ]
             told = {"id": f"chat-{number}", "messages": said, "reward": 1.0, "success": True}
             file.write(json.dumps(told) + "\n")
-    done = dreamgym("ingest", folder / "chats.jsonl", "--environment", "shop", "--out", folder / "data")
+    done = dreamgym("ingest", folder / "chats.jsonl", "--env", "shop", "--out", folder / "data")
     assert done.returncode == 0, done.stderr
     return folder / "data"
 

@@ -84,7 +84,7 @@ def test_the_guide_leads_from_chats_to_a_dream_that_trains_an_agent(
 def traces(server: ScriptedServer) -> str:
     [code] = [block for kind, block in guide() if kind == "python"]
     exec(compile(code, str(GUIDE), "exec"), {})
-    told(dreamgym("ingest", "chats.jsonl", "--environment", "shop", "--out", "shop"))
+    told(dreamgym("ingest", "chats.jsonl", "--env", "shop", "--out", "shop"))
     return "shop"
 
 

@@ -1,4 +1,4 @@
-"""`dreamgym buffer`: fill a replay buffer, look into it, search it, tidy it up."""
+"""`dreamgym buffer`: build, count, search and compact a replay buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from dreamgym.cli import console
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
-from dreamgym.config import ReplayConfig
+from dreamgym.config import ReplayConfig, nearest_name
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import read_trajectories, shards
 from dreamgym.errors import ConfigError
@@ -24,7 +24,7 @@ from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
 from dreamgym.types import Source as SourceName
 
 app = typer.Typer(
-    no_args_is_help=True, help="Keep experience so that it survives, and find what resembles the present."
+    no_args_is_help=True, help="Store transitions durably and find those that resemble a state and action."
 )
 
 TRAJECTORIES_AT_ONCE = 64
@@ -49,7 +49,7 @@ def build(
     ],
     *,
     store: Annotated[
-        str | None, typer.Option(help="File to fill, or postgresql://…; made if absent.", show_default=False)
+        str | None, typer.Option(help="File or postgresql://…; created if absent.", show_default=False)
     ] = None,
     embedder: EmbedderName = None,
     capacity: Capacity = None,
@@ -62,8 +62,8 @@ def build(
 ) -> None:
     """Store trajectories in a replay buffer.
 
-    What is stored already is skipped, so the same command goes on after an
-    interruption and adds what is new after more was collected.
+    Rows that are stored already are skipped, so the same command resumes after
+    an interruption and adds new trajectories later.
 
     Examples:
 
@@ -77,7 +77,7 @@ def build(
     settings = resolve(config, overrides, flags).replay
     sources = [dataset_path(path) for path in paths]
     result = fill_buffer(sources, settings, skip_bad=skip_bad)
-    table = console.table(f"stored in {settings.store}", *result, rows=[list(result.values())])
+    table = console.table(f"stored in {settings.store}", *_headings(result), rows=[list(result.values())])
     console.show(result, table, as_json=as_json)
 
 
@@ -102,7 +102,7 @@ def show_stats(
       dreamgym buffer stats replay.sqlite --recall --set replay.index=approximate
     """
     settings = resolve(config, overrides, {}).replay
-    with _open(store, settings, embedder=None, create=False) as buffer:
+    with _open(store, settings, embedder=None, read_only=True) as buffer:
         measured = {"recall_at_8": asyncio.run(buffer.recall())} if recall else {}
         result = asdict(buffer.stats()) | measured
     about = {name: result[name] for name in ("rows", "real", "synthetic", "embedder", "size_bytes")}
@@ -113,7 +113,7 @@ def show_stats(
         for each in result["holdings"]
     ]
     tables = [
-        console.table(store, *about, rows=[list(about.values())]),
+        console.table(store, *_headings(about), rows=[list(about.values())]),
         console.table(
             "holdings", *("environment", "source", "rows", "trajectories", "search"), rows=holdings
         ),
@@ -133,7 +133,7 @@ def search(
         str | None, typer.Option("--env", help="Environment; may be left out if there is only one.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Only real or only synthetic experience.")] = None,
-    max_synthetic: Annotated[int | None, typer.Option(help="At most so many synthetic ones.", min=0)] = None,
+    max_synthetic: Annotated[int | None, typer.Option(help="Limit of synthetic rows.", min=0)] = None,
     exclude_trajectory: Annotated[str | None, typer.Option(help="Leave out this trajectory.")] = None,
     exclude_task: Annotated[str | None, typer.Option(help="Leave out this task.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Smallest total reward of a trajectory.")] = None,
@@ -152,11 +152,10 @@ def search(
     """
     flags = {"replay.k": k, "replay.embedder": embedder, "replay.max_synthetic": max_synthetic}
     settings = resolve(config, overrides, flags).replay
-    with _open(store, settings, embedder=settings.embedder, create=False) as buffer:
+    with _open(store, settings, embedder=settings.embedder, read_only=True) as buffer:
         filters = RetrievalFilter(
-            environment=environment or _only_environment(buffer),
+            environment=_environment(buffer, environment),
             source=_source(source),
-            max_synthetic=settings.max_synthetic,
             exclude_trajectory=exclude_trajectory,
             exclude_task=exclude_task,
             min_reward=min_reward,
@@ -179,10 +178,10 @@ def compact(
     capacity: Capacity = None,
     as_json: Json = False,
 ) -> None:
-    """Give unused space back; with --embedder, make new keys first.
+    """Free unused space; with --embedder, make new keys first.
 
-    New keys are put in place all at once when the last one is made. If it is
-    interrupted, the old ones stay and the same command goes on.
+    New keys replace the old ones at once when the last one is made. If it is
+    interrupted, the old ones stay and the same command resumes.
 
     Examples:
 
@@ -206,25 +205,34 @@ def compact(
         "embedder": after.embedder,
         "reembedded": reembedded,
     }
-    console.show(result, console.table("compacted", *result, rows=[list(result.values())]), as_json=as_json)
+    table = console.table("compacted", *_headings(result), rows=[list(result.values())])
+    console.show(result, table, as_json=as_json)
 
 
 def fill_buffer(sources: list[Path], settings: ReplayConfig, *, skip_bad: bool = False) -> dict[str, Any]:
-    """Store what is not stored yet, with a progress bar; returns the counts."""
-    with _open(settings.store, settings, embedder=settings.embedder, create=True) as buffer:
+    """Store new rows with a progress bar; returns the counts."""
+    with _open(settings.store, settings, embedder=settings.embedder) as buffer:
         counts = asyncio.run(_fill(buffer, sources, skip_bad=skip_bad))
         return counts | {"store": settings.store, "rows": buffer.stats().rows}
 
 
-def _open(store: str, settings: ReplayConfig, *, embedder: str | None, create: bool) -> ReplayBuffer:
+def _open(
+    store: str, settings: ReplayConfig, *, embedder: str | None, read_only: bool = False
+) -> ReplayBuffer:
     return ReplayBuffer.open(
         store,
         embedder=embedder,
         index=settings.index,
         exact_limit=settings.exact_limit,
         capacity=settings.capacity,
-        create=create,
+        max_synthetic=settings.max_synthetic,
+        create=not read_only,
+        read_only=read_only,
     )
+
+
+def _headings(result: dict[str, Any]) -> list[str]:
+    return [name.replace("_at_", "@").replace("_", " ") for name in result]
 
 
 async def _fill(buffer: ReplayBuffer, sources: list[Path], *, skip_bad: bool) -> dict[str, Any]:
@@ -252,7 +260,7 @@ async def _fill(buffer: ReplayBuffer, sources: list[Path], *, skip_bad: bool) ->
 
 
 async def _add_unknown(buffer: ReplayBuffer, group: list[Trajectory]) -> int:
-    """Only rows that are not stored are embedded: with a sentence model that is where the time goes."""
+    """Embed and add rows that are not stored yet; with a sentence model, embedding takes most of the time."""
     known = await buffer.known([trajectory.id for trajectory in group])
     additions = [
         buffer.add([row for row in records(each) if row.position not in known.get(each.id, ())])
@@ -277,11 +285,15 @@ async def _reembed(buffer: ReplayBuffer, name: str) -> bool:
     return True
 
 
-def _only_environment(buffer: ReplayBuffer) -> str:
+def _environment(buffer: ReplayBuffer, wanted: str | None) -> str:
     names = sorted({holding.environment for holding in buffer.stats().holdings})
-    if len(names) != 1:
-        raise ConfigError(f"expected --env, since the buffer holds {len(names)} environments: {names}")
-    return names[0]
+    if wanted is None:
+        if len(names) != 1:
+            raise ConfigError(f"expected --env, since the buffer holds {len(names)} environments: {names}")
+        return names[0]
+    if wanted not in names:
+        raise ConfigError(f"the buffer has no rows of {wanted!r}{nearest_name(wanted, names)}")
+    return wanted
 
 
 def _source(name: str | None) -> SourceName | None:

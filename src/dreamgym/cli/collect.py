@@ -25,12 +25,12 @@ def collect_command(
             "language model: endpoint:NAME | endpoint:MODEL@URL | hf:NAME_OR_PATH"
         ),
     ] = None,
-    episodes: Annotated[int | None, typer.Option(help="how many episodes the folder shall hold")] = None,
+    episodes: Annotated[int | None, typer.Option(help="number of episodes in all")] = None,
     split: Annotated[str | None, typer.Option(help="which tasks, see `dreamgym envs describe NAME`")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="folder of trajectory shards; filled up if it exists")
+        Path | None, typer.Option(help="directory of trajectory shards; resumed if it exists")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="chooses tasks, policies and their dice")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of tasks and policies")] = None,
     data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
     admissible_actions: Annotated[
         bool | None, typer.Option("--admissible/--no-admissible", help="record the admissible actions")
@@ -43,7 +43,7 @@ def collect_command(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Play real episodes and record them. Run it again to go on after a stop; nothing is recorded twice.
+    """Play real episodes and record them. Run it again to resume; no episode is recorded twice.
 
     Examples:
 
@@ -133,7 +133,7 @@ def report_table(report: CollectReport, config: Config) -> Any:
     )
     title = f"{config.environment.name}/{config.collect.split} → {config.collect.out}"
     if report.already_there:
-        title += f" (and {report.already_there} that were there)"
+        title += f" ({report.already_there} more were there before)"
     if report.failures:
         title += f"; failed: {', '.join(f'{n} {kind}' for kind, n in report.failures.items())}"
     return console.table(title, "policy", "episodes", "success", "steps per episode", "states/s", rows=rows)

@@ -1,4 +1,4 @@
-"""`dreamgym data`: look at trajectories on disk, count, check and export them."""
+"""`dreamgym data`: show, count, validate and export trajectories on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import OnRead
 from dreamgym.types import State, Trajectory
 
-app = typer.Typer(no_args_is_help=True, help="Look at trajectories on disk, count, check and export them.")
+app = typer.Typer(no_args_is_help=True, help="Show, count, validate and export trajectories on disk.")
 
 
 @app.command("show")
@@ -84,7 +84,7 @@ def validate(
     limit: Annotated[int, typer.Option(help="Problems to list; all are counted.", min=1)] = 20,
     as_json: Json = False,
 ) -> None:
-    """Check every row, and that no id occurs twice; exit code 3 if not so.
+    """Check every row, and that no id occurs twice; exit code 3 if one does.
 
     Examples:
 
@@ -92,23 +92,27 @@ def validate(
 
       dreamgym data validate shard.jsonl.xz --limit 100 --json
     """
-    problems: list[str] = []
-    valid, seen = 0, set()
+    shown: list[str] = []
+    valid = problems = 0
+    seen: set[str] = set()
+
+    def on_bad(problem: object) -> None:
+        nonlocal problems
+        problems += 1
+        if len(shown) < limit:  # a small compressed file can hold millions of bad lines
+            shown.append(str(problem))
+
     with _reading(path) as on_read:
-        for trajectory in read_trajectories(
-            path, on_bad=lambda bad: problems.append(str(bad)), on_read=on_read
-        ):
+        for trajectory in read_trajectories(path, on_bad=on_bad, on_read=on_read):
             if trajectory.id in seen:
-                problems.append(f"{path}: expected each id once, got {trajectory.id!r} again")
+                on_bad(f"{path}: expected each id once, got {trajectory.id!r} again")
             seen.add(trajectory.id)
             valid += 1
-    told = [str(problem) for problem in problems[:limit]]
-    tables = [console.table(f"checked {path}", "valid rows", "problems", rows=[(valid, len(problems))])]
+    tables = [console.table(f"checked {path}", "valid rows", "problems", rows=[(valid, problems)])]
     if problems:
-        tables.append(
-            console.table(f"the first {len(told)} problems", "problem", rows=[[each] for each in told])
-        )
-    result = {"valid": valid, "problem_count": len(problems), "problems": told}
+        title = f"the first {len(shown)} problems"
+        tables.append(console.table(title, "problem", rows=[[each] for each in shown]))
+    result = {"valid": valid, "problem_count": problems, "problems": shown}
     console.show(result, tables, as_json=as_json)
     if problems:
         raise typer.Exit(DataError.exit_code)
@@ -121,11 +125,12 @@ def export(
     format: Annotated[str, typer.Option(help="messages, atif or parquet.")],  # noqa: A002
     out: Annotated[Path, typer.Option(help="File to write; for lines, .gz and .xz compress.")],
     id: Annotated[str | None, typer.Option(help="Only the trajectory with this id.")] = None,  # noqa: A002
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write trajectories as chat messages, ATIF 1.7 or Parquet.
 
-    The file appears whole or not at all; ours is read back without loss.
+    `dreamgym ingest` reads the file back without loss.
 
     Examples:
 
@@ -137,6 +142,8 @@ def export(
     """
     if format == "atif" and out.suffix == ".json" and id is None:
         raise ConfigError(f"expected --id, since {str(out)!r} can hold one document only; or name it .jsonl")
+    if out.exists() and not force:
+        raise ConfigError(f"{out} exists; choose another --out, or replace it with --force")
     with _reading(path) as on_read:
         chosen = read_trajectories(path, on_read=on_read) if id is None else [_find(path, id, 0)]
         written = formats.export(chosen, out, format=format)
@@ -226,8 +233,8 @@ def _largest(tallies: Any) -> list[tuple[str, Tally]]:
 
 
 def _stats_json(counted: DatasetStats) -> dict[str, Any]:
-    def told(tally: Tally) -> dict[str, Any]:
+    def row(tally: Tally) -> dict[str, Any]:
         return asdict(tally) | {"success_rate": tally.success_rate, "mean_steps": tally.mean_steps}
 
-    by = {kind: {name: told(tally) for name, tally in _largest(all_)} for kind, all_ in counted.kinds.items()}
-    return {"bytes": counted.bytes, "shards": counted.shards, **told(counted.total), "by": by}
+    by = {kind: {name: row(tally) for name, tally in _largest(all_)} for kind, all_ in counted.kinds.items()}
+    return {"bytes": counted.bytes, "shards": counted.shards, **row(counted.total), "by": by}

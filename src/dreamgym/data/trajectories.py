@@ -11,9 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
-
-from dreamgym.data.schema import SCHEMA_VERSION, check, decode_trajectory, encode_trajectory, parse_json
+from dreamgym.data.schema import (
+    SCHEMA_VERSION,
+    TrajectoryRow,
+    decode_trajectory,
+    encode_trajectory,
+    parse_json,
+    shorten,
+)
 from dreamgym.errors import DataError, StoreError
 from dreamgym.files import (
     MAX_LINE_BYTES,
@@ -108,16 +113,17 @@ class TrajectoryWriter:
         self._shard: AppendLog[str] | None = None
         self._number = self._rows = 0
         self.torn_bytes = 0
+        self._created = not directory.exists()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = lock_directory(directory)
         except OSError as error:
-            raise StoreError(f"{directory}: cannot open for writing: {error.strerror or error}") from None
+            raise _cannot_open(directory, error) from None
         try:
             self._open_last_shard()
         except OSError as error:
             self.close()
-            raise StoreError(f"{directory}: cannot open for writing: {error.strerror or error}") from None
+            raise _cannot_open(directory, error) from None
         except BaseException:
             self.close()
             raise
@@ -176,9 +182,15 @@ class TrajectoryWriter:
         return len(fresh)
 
     def close(self) -> None:
+        """Release the directory; one that this writer created and left empty is removed."""
         if self._shard is not None:
             self._shard.close()
             self._shard = None
+        if self._created and not self._lock.closed:
+            lock = self._directory / ".lock"
+            if list(self._directory.iterdir()) == [lock]:
+                lock.unlink()
+                self._directory.rmdir()
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -240,6 +252,13 @@ def pack(source: Path, target: Path, *, preset: int = 6) -> int:
     return len(rows)
 
 
+def _cannot_open(directory: Path, error: OSError) -> StoreError:
+    if directory.exists() and not directory.is_dir():
+        return StoreError(f"{directory}: expected a directory for trajectories, found a file; choose another")
+    why = (error.strerror or str(error)).lower()
+    return StoreError(f"{directory}: cannot be written ({why}); choose a directory that you may write")
+
+
 def _row(trajectory: Trajectory) -> bytes:
     row = encode_trajectory(trajectory).encode()
     if len(row) > MAX_LINE_BYTES - 64:
@@ -250,16 +269,14 @@ def _row(trajectory: Trajectory) -> bytes:
     return row
 
 
-class _Identity(BaseModel):
-    """The part of a row that a writer needs; the rest is checked when it is read."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    id: str
-
-
 def _row_id(line: bytes) -> str:
-    return check(_Identity, parse_json(line)).id
+    """The id of a row; its values are validated when it is read."""
+    row = parse_json(line)
+    if not isinstance(row, dict) or not isinstance(row.get("id"), str):
+        raise DataError(f"expected a trajectory with an id, got {shorten(row)}")
+    if unknown := row.keys() - TrajectoryRow.model_fields:
+        raise DataError(f"expected no key {min(unknown)!r}, got {shorten(row[min(unknown)])}")
+    return row["id"]
 
 
 def _located_id(line: bytes, path: Path, number: int) -> str:

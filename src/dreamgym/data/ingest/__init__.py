@@ -1,6 +1,6 @@
-"""Foreign formats: other people's trajectories in, ours out.
+"""Foreign trace formats: reading them into trajectories, and exporting trajectories to them.
 
-Each format is one entry of `FORMATS`. What it reads is recognised by the first record of a file.
+Each format is one entry of `FORMATS`. A file's format is recognised by its first record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Places = Iterator[tuple[str, Trajectory]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A way to write trajectories down that is not ours."""
+    """A foreign format."""
 
     name: str
     summary: str
@@ -35,7 +35,7 @@ class Format:
     recognises: Callable[[Any], bool]
     """Whether a file whose first record is this value is of the format."""
     write: Callable[[Iterable[Trajectory], Path], int] | None
-    """None for a format that we only read."""
+    """None for a format that is only read."""
 
 
 def _one_by_one(convert: Callable[[Record, Defaults], Trajectory]) -> Callable[..., Places]:
@@ -61,7 +61,7 @@ def _parquet(path: Path, defaults: Defaults, on_bad: OnBad | None, on_read: OnRe
 
 def _lines(dump: Callable[[Trajectory], str]) -> Callable[[Iterable[Trajectory], Path], int]:
     def write(trajectories: Iterable[Trajectory], path: Path) -> int:
-        """Write one line a trajectory, compressed as the name says; the file appears whole or not at all."""
+        """Write one line per trajectory atomically, compressed by the suffix of the name."""
         written = 0
         with atomic_write(path) as partial, partial.open("wb") as raw, compressed(raw, path) as stream:
             for trajectory in trajectories:
@@ -77,28 +77,28 @@ FORMATS = {
     for each in (
         Format(
             name="messages",
-            summary="chat messages as OpenAI words them, one conversation a line",
+            summary="chat messages in OpenAI's format, one conversation per line",
             read=_one_by_one(messages.from_record),
             recognises=messages.recognises,
             write=_lines(messages.dump),
         ),
         Format(
             name="atif",
-            summary="Agent Trajectory Interchange Format 1.x, one document a file or a line",
+            summary="Agent Trajectory Interchange Format 1.x, one document per file or line",
             read=_one_by_one(atif.from_record),
             recognises=atif.recognises,
             write=_lines(atif.dump),
         ),
         Format(
             name="otel",
-            summary="OpenTelemetry GenAI spans, OTLP JSON or one span a line",
+            summary="OpenTelemetry GenAI spans, OTLP JSON or one span per line",
             read=_spans,
             recognises=otel.recognises,
             write=None,
         ),
         Format(
             name="parquet",
-            summary="one row a transition, as our export writes it",
+            summary="one row per transition, as `data export` writes it",
             read=_parquet,
             recognises=lambda _: False,
             write=parquet.write,
@@ -146,7 +146,7 @@ def read_foreign(
     """(place, trajectory) of everything in a foreign file; `format` None means detect it.
 
     Raises:
-        DataError: ``file:line: expected …, got …``; with `on_bad` such records are skipped and told to it.
+        DataError: ``file:line: expected …, got …``; with `on_bad` such records are passed to it and skipped.
     """
     chosen = detect(path) if format is None else find_format(format)
     yield from chosen.read(path, defaults, on_bad, on_read)
@@ -154,8 +154,7 @@ def read_foreign(
 
 def export(trajectories: Iterable[Trajectory], path: Path, *, format: str) -> int:  # noqa: A002
     """Write trajectories to one file in a foreign format; return how many are in it."""
-    chosen = find_format(format)
-    if chosen.write is None:
-        able = ", ".join(name for name, each in FORMATS.items() if each.write is not None)
-        raise ConfigError(f"expected a format that can be written ({able}), got {format!r}")
-    return chosen.write(trajectories, path)
+    writers = {name: each.write for name, each in FORMATS.items() if each.write is not None}
+    if format not in writers:
+        raise ConfigError(f"cannot export the format {format!r}{nearest_name(format, list(writers))}")
+    return writers[format](trajectories, path)

@@ -1,18 +1,17 @@
-"""Turns a conversation between an agent and its surroundings into a trajectory.
+"""Converts a conversation between an agent and its environment into a trajectory.
 
-Every foreign format is first read into the same few messages; the rules of what is a task, a state, an action
-and a thought live here alone:
+Every foreign format is first read into the same messages. The rules for tasks, states, actions and thoughts:
 
 - The first user message is the instruction. What else is said before the first action is the start state; if
   nothing else is, the instruction is the start state too. System text goes to the task's parameters.
 - A tool call is an action, written ``name({"argument": value})`` with sorted keys; several calls in one
   message are several turns, in order. Text beside a call joins the thought of its first turn.
-- Text without a call is an action if somebody answers it or the conversation ends with it; if the agent goes
-  on by itself, it was thinking aloud and joins the thought of its next action.
-- Replies of tools and users are the next state. No state is ever empty: `EMPTY`, `NO_REPLY` and `END` stand
-  for an empty reply, a call nobody answered and the end of the record.
-- The last turn is terminated. It carries the record's reward and success, unless single turns have rewards;
-  where a record tells neither, they are 0 and False.
+- Text without a call is an action if a reply follows or the conversation ends with it; if the agent speaks
+  again without a reply, the text joins the thought of its next action.
+- Replies of tools and users are the next state. No state is empty: `EMPTY`, `NO_REPLY` and `END` stand for an
+  empty reply, a call without a reply and the end of the record.
+- The last turn is terminated. It carries the record's reward and success, unless single turns have rewards.
+  Where a record has neither, the reward is 0 and its source is `UNKNOWN_REWARD`, unless `Defaults` says more.
 """
 
 from __future__ import annotations
@@ -21,13 +20,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from dreamgym.data.schema import dump_json, parse_json, shorten
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.types import JsonValue, Outcome, Provenance, State, Task, Trajectory, Transition
 
 EMPTY = "[empty reply]"
+NoReward: TypeAlias = Literal["keep", "fail", "success", "skip"]
+UNKNOWN_REWARD = "unknown"
+"""The reward source of a record that holds neither a reward nor a success."""
 NO_REPLY = "[no reply]"
 END = "[end of episode]"
 
@@ -63,7 +65,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a record tells about its conversation as a whole; None where it does not."""
+    """What a record says about its conversation as a whole; None where it says nothing."""
 
     id: str
     instruction: str | None = None
@@ -77,10 +79,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What the user tells about all records of a file."""
+    """What the user says about all records of a file."""
 
     environment: str | None = None
     split: str = "train"
+    no_reward: NoReward = "keep"
+    """How a record without reward and success is stored: ``keep`` marks its reward as unknown."""
 
 
 def render_call(name: str, arguments: Any) -> str:
@@ -191,13 +195,11 @@ def make_trajectory(messages: Sequence[Message], header: Header, defaults: Defau
     """The trajectory of a conversation, by the rules at the head of this module.
 
     Raises:
-        DataError: there is no action, or nothing that tells what the task was.
+        DataError: there is no action, or no task.
         ConfigError: `defaults` does not name the environment.
     """
     if not defaults.environment:
-        raise ConfigError(
-            "expected the name of the environment these records come from: give --environment NAME"
-        )
+        raise ConfigError("expected the name of the environment these records come from: give --env NAME")
     reading = _Reading()
     for message in messages:
         reading.take(message)
@@ -223,22 +225,35 @@ def make_trajectory(messages: Sequence[Message], header: Header, defaults: Defau
         id=header.id,
         task=task,
         start=first,
-        transitions=_transitions(first, reading.turns, header),
+        transitions=_transitions(first, reading.turns, header, defaults.no_reward),
         provenance=provenance,
     )
 
 
-def _transitions(state: State, turns: Sequence[_Turn], header: Header) -> tuple[Transition, ...]:
+def has_reward(trajectory: Trajectory) -> bool:
+    """Whether a record said how its episode ended."""
+    return all(turn.outcome.reward_source != UNKNOWN_REWARD for turn in trajectory.transitions)
+
+
+def _transitions(
+    state: State, turns: Sequence[_Turn], header: Header, no_reward: NoReward
+) -> tuple[Transition, ...]:
     made = []
     single = any(turn.reward is not None for turn in turns)
+    known = single or header.reward is not None or header.success is not None
+    success = bool(header.success) or (not known and no_reward == "success")
+    # A record with a success and no reward gets the usual reward of its success.
+    total = header.reward if header.reward is not None else float(success)
+    source = UNKNOWN_REWARD if not known and no_reward in ("keep", "skip") else "environment"
     for position, turn in enumerate(turns):
         last = position == len(turns) - 1
-        reward = turn.reward if single else header.reward if last else None
+        reward = turn.reward if single else total if last else None
         outcome = Outcome(
             next_state=State(text=join(turn.replies) or (END if last else NO_REPLY)),
             reward=reward or 0.0,
             terminated=last,
-            success=last and bool(header.success),
+            success=last and success,
+            reward_source=source if last else "environment",
         )
         made.append(
             Transition(state=state, action=turn.action, outcome=outcome, thought=turn.thought or None)
