@@ -276,7 +276,7 @@ def _row_id(line: bytes) -> str:
         raise DataError(f"expected a trajectory with an id, got {shorten(row)}")
     if unknown := row.keys() - TrajectoryRow.model_fields:
         raise DataError(f"expected no key {min(unknown)!r}, got {shorten(row[min(unknown)])}")
-    return row["id"]
+    return str(row["id"])
 
 
 def _located_id(line: bytes, path: Path, number: int) -> str:
