@@ -14,7 +14,7 @@ import pytest
 from dreamgym.errors import StoreError
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import LexicalEmbedder
-from dreamgym.replay.sqlite import PAGE_SIZE, SqliteStore
+from dreamgym.replay.sqlite import PAGE_SIZE, SqliteStore, copy_store
 from dreamgym.types import RetrievalFilter
 from tests.replay.household import episode
 
@@ -95,6 +95,24 @@ def test_a_read_only_store_shows_what_a_writer_adds_meanwhile(tmp_path: Path) ->
         assert reader.stats().rows == 4
     with pytest.raises(StoreError, match="found none"):
         ReplayBuffer.open(tmp_path / "nothing.sqlite", read_only=True)
+
+
+def test_a_store_of_the_same_trajectories_and_embedder_is_copied(tmp_path: Path) -> None:
+    source, names = tmp_path / "source.sqlite", {episode(number).id for number in range(3)}
+    with ReplayBuffer.open(source) as buffer:
+        for number in range(3):
+            asyncio.run(buffer.add(episode(number)))
+        lexical = buffer.stats().embedder
+        assert copy_store(source, tmp_path / "a.sqlite", embedder=lexical, trajectories=names)
+    with ReplayBuffer.open(tmp_path / "a.sqlite") as copy:
+        assert copy.stats().rows == 12
+        asyncio.run(copy.add(episode(7)))
+    with ReplayBuffer.open(source) as buffer:
+        assert buffer.stats().rows == 12, "the copy is a store of its own"
+    for embedder, wanted in (("other", names), (lexical, names - {min(names)}), (lexical, names | {"x"})):
+        assert not copy_store(source, tmp_path / "b.sqlite", embedder=embedder, trajectories=wanted)
+    assert not copy_store(tmp_path / "no", tmp_path / "b.sqlite", embedder=lexical, trajectories=names)
+    assert not (tmp_path / "b.sqlite").exists()
 
 
 def test_a_commit_is_synced_to_the_disk_in_large_pages(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from dreamgym.errors import DreamGymError, StoreError
-from dreamgym.files import sync_directory
+from dreamgym.files import atomic_write, sync_directory
 from dreamgym.protocols import Keys
 from dreamgym.replay import sqlite_tables as tables
 from dreamgym.replay.serialization import decode_record, plan_append, restore_keys, round_keys, texts_of
@@ -292,6 +292,26 @@ class SqliteStore:
             yield
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"{self.name}: {error}; {_advice(error)}") from error
+
+
+def copy_store(source: Path, target: Path, *, embedder: str, trajectories: Collection[str]) -> bool:
+    """Copy a store if it holds exactly these trajectories with keys of this embedder; whether it did.
+
+    Embedding them again would give the same rows.
+    """
+    try:
+        store = SqliteStore(source, embedder=embedder, read_only=True)
+    except StoreError:
+        return False
+    try:
+        held = sum(holding.trajectories for holding in store.holdings())
+        if held != len(trajectories) or len(store.known(list(trajectories))) != held:
+            return False
+        with atomic_write(target) as partial, contextlib.closing(sqlite3.connect(partial)) as copy:
+            store._reader.backup(copy)
+        return True
+    finally:
+        store.close()
 
 
 def _advice(error: sqlite3.Error | OSError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from dreamgym.config import Config
 from dreamgym.envs.registry import EnvironmentSpec, environment_horizon
@@ -15,9 +16,16 @@ from dreamgym.experience.world_sheet import TaskCheck
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel
 from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.replay.embedders import make_embedder
+from dreamgym.replay.sqlite import copy_store
 from dreamgym.replay.store import records
 from dreamgym.training.dream import RecordedStarts
-from dreamgym.training.experience_loading import demonstrations_shown, known_starts, load_experience_model
+from dreamgym.training.experience_loading import (
+    OWN_BUFFER,
+    demonstrations_shown,
+    known_starts,
+    load_experience_model,
+)
 from dreamgym.training.run_dir import BUFFER, RunDir
 from dreamgym.types import Task, Trajectory, WorldSheet
 
@@ -167,7 +175,15 @@ async def _open_buffer(
     settings, shown = config.replay, _shown(config, given)
     if not config.train.update_replay_buffer and not shown:
         return None
-    buffer = stack.enter_context(ReplayBuffer.open_configured(folder.path / BUFFER, settings))
+    path = folder.path / BUFFER
+    if shown and config.train.experience is not None and not path.exists():
+        copy_store(
+            Path(config.train.experience) / OWN_BUFFER,
+            path,
+            embedder=make_embedder(settings.embedder).identity,
+            trajectories={each.id for each in offline if each.transitions},
+        )
+    buffer = stack.enter_context(ReplayBuffer.open_configured(path, settings))
     if shown:
         known = await buffer.known([each.id for each in offline])
         missing = [each for each in offline if len(known.get(each.id, ())) < len(each)]
