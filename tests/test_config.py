@@ -24,7 +24,7 @@ def test_a_file_overrides_defaults_and_an_override_the_file(tmp_path: Path) -> N
     [
         (["collect.epsodes=1"], "unknown setting 'collect.epsodes'; did you mean 'collect.episodes'?"),
         (["colect.episodes=1"], "unknown setting 'colect'; did you mean 'collect'?"),
-        (["replay.k=0"], "setting 'replay.k': input should be greater than or equal to 1, got 0"),
+        (["replay.k=-1"], "setting 'replay.k': input should be greater than or equal to 0, got -1"),
         (["collect.episodes=many"], "setting 'collect.episodes'"),
         (["seed"], "expected --set section.key=value, got 'seed'"),
         (["=3"], "expected --set section.key=value, got '=3'"),

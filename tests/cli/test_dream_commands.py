@@ -32,7 +32,8 @@ def dreamgym(*words: object, typed: Sequence[str] = ()) -> Result:
 
 
 def taught(data: Path, out: Path, *words: object, steps: int, **settings: object) -> Path:
-    chosen = [f"experience.{name}={value}" for name, value in {**SMALL, **settings}.items()]
+    chosen = [f"replay.k={settings.pop('k')}"]
+    chosen += [f"experience.{name}={value}" for name, value in {**SMALL, **settings}.items()]
     told = dreamgym(
         *("experience", "train", "--data", data, "--model", "nano", "--steps", steps, "--out", out, *words),
         *(word for setting in chosen for word in ("--set", setting)),
@@ -59,14 +60,14 @@ def buffer(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(data: Path, buffer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("taught") / "run"
-    return taught(data, out, "--buffer", buffer, steps=180, history=1, demonstrations=1)
+    return taught(data, out, "--buffer", buffer, steps=180, history=1, k=1)
 
 
 @pytest.fixture(scope="module")
 def untaught(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One update teaches nothing: no reply of this run can be read."""
     out = tmp_path_factory.mktemp("untaught") / "run"
-    return taught(data, out, steps=1, history=0, demonstrations=0)
+    return taught(data, out, steps=1, history=0, k=0)
 
 
 @pytest.fixture(scope="module")
@@ -257,9 +258,9 @@ def test_the_same_switches_leave_parts_out_of_teaching() -> None:
     words = ("experience", "train", "--dry-run", "--set", "experience.history=3")
     found = json.loads(
         dreamgym(*words, "--no-history", "--no-reasoning", "--no-demonstrations", "--no-sheet").stdout
-    )["experience"]
-    assert (found["history"], found["reasoning"]) == (0, False)
-    assert (found["demonstrations"], found["sheet"]) == (0, False)
+    )
+    assert found["experience"]["history"] == found["replay"]["k"] == 0
+    assert (found["experience"]["reasoning"], found["experience"]["sheet"]) == (False, False)
     assert json.loads(dreamgym(*words, "--no-sheet").stdout)["experience"]["history"] == 3
 
 

@@ -186,7 +186,7 @@ async def test_a_careless_expert_shows_how_a_meal_is_lost() -> None:
 async def test_a_question_tells_all_that_the_answer_names() -> None:
     """Whatever thing or room the next state names stands among the facts, the task or the action."""
     spec = find_environment("textworld")
-    settings = prompt_settings(load_config().experience, spec.actor, "textworld")
+    settings = prompt_settings(load_config().experience, 1, spec.actor, "textworld")
     for policy in ("expert", "noisy:0.5", "random"):
         trajectory = await played(policy)
         sheet = trajectory.sheet

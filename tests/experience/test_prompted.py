@@ -222,7 +222,7 @@ async def test_demonstrations_are_of_other_tasks_and_the_least_alike_make_room_f
         dreamer, spoken = model(
             reply(),
             retriever=shelf,
-            settings=PromptedConfig(demonstrations=6),
+            k=6,
             max_characters=characters,
         )
         return await predict(dreamer, history=past), spoken.requests[0].prompt
@@ -244,7 +244,8 @@ async def test_parts_can_be_left_out() -> None:
     dreamer, spoken = model(
         reply(),
         retriever=shelf,
-        settings=PromptedConfig(history=0, demonstrations=0, sheet=False),
+        settings=PromptedConfig(history=0, sheet=False),
+        k=0,
         format=JsonFormat(environment="shop", description="A shop.", reasoning=False),
     )
     await predict(dreamer, history=[transition("go in", "You are in.")])

@@ -6,10 +6,11 @@ import contextlib
 import json
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dreamgym.config import Config, ExperienceConfig
+from dreamgym.config import Config, ExperienceConfig, ReplayConfig
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
@@ -25,9 +26,9 @@ from dreamgym.types import Prediction
 RULES = HouseholdAnnotator()
 
 
-def small(**changes: object) -> Config:
+def small(*, k: Any = None, **changes: object) -> Config:
     settings = {"model": "nano", "steps": 6, "batch": 4, "vocabulary": 600, "validation": 0.2, **changes}
-    return Config(experience=ExperienceConfig.model_validate(settings))
+    return Config(experience=ExperienceConfig.model_validate(settings), replay=ReplayConfig(k=k))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ async def test_without_a_buffer_of_yours_demonstrations_come_from_the_very_traje
     data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    await fine_tune(small(demonstrations=2), read_trajectories(data), HouseholdAnnotator(), run, actor=AGENT)
+    await fine_tune(small(k=2), read_trajectories(data), HouseholdAnnotator(), run, actor=AGENT)
     with own_buffer(run) as buffer:
         stored = buffer.stats().rows
     assert stored == sum(len(trajectory) for trajectory in read_trajectories(data))

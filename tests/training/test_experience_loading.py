@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from dreamgym.envs.alfworld import SPEC
 from dreamgym.errors import ConfigError
 from dreamgym.experience.prompt_formats import PromptContext
 from dreamgym.models.registry import LanguageModels
+from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.training.experience_loading import (
     check_prompted_model,
     choose_grader,
+    demonstrations_shown,
     json_format,
+    load_experience_model,
     make_grader,
     open_prompted_model,
 )
@@ -85,3 +89,23 @@ async def test_a_prompt_of_yours_takes_the_place_of_ours(tmp_path: Path) -> None
             assert (await dreamer.imagine_start(EPISODE.task, EPISODE.sheet)).text == "A street."
     assert "A shop that sells mugs." in server.requests[0].system
     assert "works with tools" not in server.requests[0].system
+
+
+async def test_replay_k_is_the_number_of_demonstrations_in_a_prompt(tmp_path: Path) -> None:
+    reply = {"reasoning": "", "next_state": "A room.", "terminated": False, "success": False}
+    step = EPISODE.transitions[0]
+    assert EPISODE.sheet is not None
+    with (
+        ScriptedServer(lambda request: json.dumps(reply)) as server,
+        ReplayBuffer.open(tmp_path / "replay.sqlite") as buffer,
+    ):
+        for each in islice(read_trajectories(builtin_dataset()), 1, 12):
+            await buffer.add(each)
+        for k in (0, 3):
+            config = load_config(overrides=[f"replay.k={k}"])
+            assert demonstrations_shown(server.name, config) == k
+            async with LanguageModels(config) as models:
+                loaded = load_experience_model(server.name, config, retriever=buffer, models=models)
+                found = await loaded.model.predict(EPISODE.task, EPISODE.sheet, (), step.state, step.action)
+            assert len(found.demonstrations) == k
+            assert server.requests[-1].prompt.count("- in ") == k

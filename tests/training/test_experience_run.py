@@ -55,6 +55,7 @@ def test_a_run_that_was_moved_finds_the_trajectories_inside_it(tmp_path: Path) -
         (["environment.name=alfworld"], "was fine-tuned on environment 'textworld', not 'alfworld'"),
         (["environment.options.family=treasure"], "options.family='cooking', not 'treasure'"),
         (["environment.options.level=3"], "options.level='its default', not 3"),
+        (["replay.k=5"], "was fine-tuned with replay.k=1, not 5"),
     ],
 )
 def test_another_environment_or_other_options_are_refused(

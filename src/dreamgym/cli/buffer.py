@@ -160,7 +160,9 @@ def search(
             exclude_task=exclude_task,
             min_reward=min_reward,
         )
-        (found,) = asyncio.run(buffer.search([(state, action)], k=settings.k, filters=[filters]))
+        (found,) = asyncio.run(
+            buffer.search([(state, action)], k=4 if settings.k is None else settings.k, filters=[filters])
+        )
     table = console.table(
         f"the {len(found)} nearest in {store}",
         *("similarity", "from", "transition"),

@@ -76,9 +76,7 @@ def train(
     env: Annotated[str | None, typer.Option(help="Environment that the trajectories come from.")] = None,
     steps: Annotated[int | None, typer.Option(help="Weight updates.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes weights, order and validation.")] = None,
-    buffer: Annotated[
-        Path | None, typer.Option(help="Replay buffer for demonstrations (experience.demonstrations).")
-    ] = None,
+    buffer: Annotated[Path | None, typer.Option(help="Replay buffer for demonstrations (replay.k).")] = None,
     no_history: NoHistory = False,
     no_reasoning: NoReasoning = False,
     no_demonstrations: NoDemonstrations = False,
@@ -107,9 +105,9 @@ def train(
     )
     flags = {"environment.name": env, "experience.model": model, "experience.steps": steps, "seed": seed}
     flags["experience.adapter"] = "lora" if lora else None
-    resolved = resolve(
-        config, overrides, {**flags, **{f"experience.{part}": WITHOUT[part] for part in without}}
-    )
+    flags |= {f"experience.{part}": WITHOUT[part] for part in without if part in WITHOUT}
+    flags["replay.k"] = 0 if no_demonstrations else None
+    resolved = resolve(config, overrides, flags)
     if dry_run:
         console.show_config(resolved)
         return

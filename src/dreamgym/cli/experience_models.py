@@ -103,9 +103,10 @@ def experience_model(
 ) -> Iterator[LoadedExperienceModel]:
     """`open_experience_model`, with the usage of endpoints printed at the end."""
     if not names_language_model(name):
-        used = ExperienceRun.read(Path(name)).experience
+        run = ExperienceRun.read(Path(name))
         for part in without:
-            if used.without([part]) == used:
+            used = run.k if part == "demonstrations" else run.experience.without([part]) != run.experience
+            if not used:
                 console.err.print(
                     f"{name} was fine-tuned without {part}: leaving it out changes nothing", markup=False
                 )

@@ -104,7 +104,8 @@ async def _check_as_experience_model(settings: EndpointConfig) -> Finding:
         {
             "environment": {"name": TASK_ENVIRONMENT},
             "endpoints": {"checked": settings.model_copy(update={"cache": None})},
-            "prompted": {"attempts": 1, "max_tokens": max_tokens, "demonstrations": 0},
+            "prompted": {"attempts": 1, "max_tokens": max_tokens},
+            "replay": {"k": 0},
         }
     )
     async with LanguageModels(config) as models:

@@ -54,19 +54,31 @@ class ReplayConfig(Section):
     index: Literal["auto", "exact", "approximate"] = "auto"
     exact_limit: int = Field(300_000, ge=0, description="rows of one environment up to which auto is exact")
     capacity: int | None = Field(None, ge=1, description="rows kept; synthetic ones are evicted first")
-    k: int = Field(4, ge=1, description="demonstrations shown to the experience model")
+    k: int | None = Field(
+        None,
+        ge=0,
+        description="demonstrations in an experience model's prompt; None: 1 if fine-tuned, 8 if prompted",
+    )
     max_synthetic: int | None = Field(None, ge=0, description="synthetic demonstrations among the k")
+
+    def demonstrations(self, *, prompted: bool) -> int:
+        """`k`, or its default for a fine-tuned or a prompted experience model.
+
+        >>> ReplayConfig().demonstrations(prompted=True), ReplayConfig(k=3).demonstrations(prompted=True)
+        (8, 3)
+        """
+        return self.k if self.k is not None else 8 if prompted else 1
 
 
 Part: TypeAlias = Literal["history", "reasoning", "demonstrations", "sheet"]
-"""What an experience model may be asked with, or think, and can be made to do without."""
+"""A part of an experience model's prompt or reply that an ablation can leave out."""
 
-WITHOUT: Mapping[Part, int | bool] = {"history": 0, "reasoning": False, "demonstrations": 0, "sheet": False}
-"""The setting that leaves a part out."""
+WITHOUT: Mapping[Part, int | bool] = {"history": 0, "reasoning": False, "sheet": False}
+"""The setting that leaves a part out; for demonstrations it is `replay.k`."""
 
 
 class ExperienceConfig(Section):
-    """How the experience model is asked and taught."""
+    """The fine-tuned experience model: its weights, its fine-tuning and its prompt."""
 
     model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
     family: Literal["lfm2", "llama"] = Field(
@@ -85,47 +97,46 @@ class ExperienceConfig(Section):
         "auto", description="of matrix products; auto: bf16 for pretrained weights on a GPU, else fp32"
     )
     exchange_numbers: bool = Field(
-        True, description="teach a model from scratch to copy numbers by exchanging them; no for arithmetic"
+        True,
+        description="exchange numbers in the examples of a model from scratch, so that it copies them",
     )
     exchange_names: bool = Field(
-        True, description="likewise words that the environment says could stand for one another"
+        True, description="likewise words that the environment declares exchangeable"
     )
 
     steps: int = Field(1500, ge=1, description="weight updates")
     batch: int = Field(32, ge=1, description="examples per update")
     validation: float = Field(0.05, ge=0, lt=1, description="share of tasks held out to measure agreement")
     patience: int | None = Field(None, ge=1, description="evaluations without gain before stopping early")
-    history: int = Field(1, ge=0, description="newest transitions told in a prompt")
-    demonstrations: int = Field(1, ge=0, description="nearest transitions told in a prompt")
-    sheet: bool = Field(True, description="tell the facts that the action touches")
-    reasoning: bool = Field(True, description="think before answering")
+    history: int = Field(1, ge=0, description="newest transitions in a prompt")
+    sheet: bool = Field(True, description="show the facts that the action touches")
+    reasoning: bool = Field(True, description="reason before the next state")
     text_limit: int = Field(64, ge=1, description="characters of a past or present state in a prompt")
-    attempts: int = Field(3, ge=1, description="tries at a readable reply")
-    refusal_ends: bool = Field(False, description="an action that the dream refuses ends its episode")
+    attempts: int = Field(3, ge=1, description="the most requests for a reply that parses")
+    refusal_ends: bool = Field(False, description="a refused action ends the imagined episode")
 
     def without(self, parts: Collection[Part]) -> Self:
-        """The same settings with parts of the question or the answer left out, to learn what they are worth.
+        """The same settings with these parts left out, for ablations.
 
         >>> ExperienceConfig(history=2).without(["history", "reasoning"]).history
         0
         """
-        return self.model_copy(update={part: WITHOUT[part] for part in parts})
+        return self.model_copy(update={part: WITHOUT[part] for part in parts if part in WITHOUT})
 
 
 class PromptedConfig(Section):
-    """How a language model that was not taught is asked to be the experience model."""
+    """The prompted experience model: the prompt of a language model that is not fine-tuned."""
 
-    prompt: str = Field("auto", description="what to know of the environment: auto, or a text file of yours")
-    history: int = Field(20, ge=0, description="newest transitions told")
-    demonstrations: int = Field(8, ge=0, description="nearest transitions told")
-    sheet: bool = Field(True, description="tell the facts that the action touches")
-    reasoning: bool = Field(True, description="think before answering")
-    text_limit: int = Field(2000, ge=1, description="characters of any one state told")
-    max_tokens: int = Field(2048, ge=1, description="of a reply, thoughts included")
-    attempts: int = Field(3, ge=1, description="tries at a readable reply")
+    prompt: str = Field("auto", description="the description of the environment: auto, or a text file")
+    history: int = Field(20, ge=0, description="newest transitions in a prompt")
+    sheet: bool = Field(True, description="show the facts that the action touches")
+    reasoning: bool = Field(True, description="reason before the next state")
+    text_limit: int = Field(2000, ge=1, description="characters of each state in a prompt")
+    max_tokens: int = Field(2048, ge=1, description="of a reply, reasoning included")
+    attempts: int = Field(3, ge=1, description="the most requests for a reply that parses")
 
     def without(self, parts: Collection[Part]) -> Self:
-        return self.model_copy(update={part: WITHOUT[part] for part in parts})
+        return self.model_copy(update={part: WITHOUT[part] for part in parts if part in WITHOUT})
 
 
 class AgentConfig(Section):

@@ -40,6 +40,7 @@ class PromptedExperienceModel:
         name: str,
         format: PromptFormat,  # noqa: A002
         settings: PromptedConfig | None = None,
+        k: int = 8,
         max_characters: int | None = None,
         grader: Grader | None = None,
         retriever: Retriever | None = None,
@@ -48,6 +49,7 @@ class PromptedExperienceModel:
     ) -> None:
         """
         Args:
+            k: demonstrations in a prompt.
             max_characters: of a whole prompt; the least similar demonstrations are left out first, then the
                 oldest history.
             grader: by default the model's own verdict, if the format reports success.
@@ -66,6 +68,7 @@ class PromptedExperienceModel:
         self._model = model
         self._format = format
         self._settings = settings or PromptedConfig()
+        self._k = k
         self._max_characters = max_characters
         self._grader = grader or ModelVerdict()
         self._retriever = retriever
@@ -108,7 +111,7 @@ class PromptedExperienceModel:
             state=state.text,
             action=action,
             demonstrations=tuple(
-                await retrieve(self._retriever, task, state, action, k=settings.demonstrations)
+                await retrieve(self._retriever, task, state, action, k=self._k)
             ),
             text_limit=settings.text_limit,
         )

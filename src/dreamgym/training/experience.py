@@ -109,7 +109,7 @@ async def _make_examples(
     folder: Path,
 ) -> tuple[list[Example], list[Example]]:
     """Training and validation examples."""
-    if not config.experience.demonstrations or retriever is not None:
+    if not config.replay.demonstrations(prompted=False) or retriever is not None:
         return await _examples(config, recorded, annotator, actor, retriever)
     with own_buffer(folder, config.replay.embedder) as buffer:
         for trajectory in recorded:
@@ -124,7 +124,8 @@ async def _examples(
     actor: str | None,
     retriever: Retriever | None,
 ) -> tuple[list[Example], list[Example]]:
-    settings = prompt_settings(config.experience, actor, config.environment.name)
+    k = config.replay.demonstrations(prompted=False)
+    settings = prompt_settings(config.experience, k, actor, config.environment.name)
     recorded = [with_sheet(found) for found in explained(recorded, annotator)]
     validating = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])

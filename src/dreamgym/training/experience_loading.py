@@ -109,7 +109,7 @@ def experience_run(name: str, config: Config) -> ExperienceRun:
     """What travels with an experience model; for a prompted one, what the configuration says."""
     if not names_language_model(name):
         return ExperienceRun.read(Path(name))
-    return ExperienceRun.of(config, known_environment(config.environment.name), annotator="")
+    return ExperienceRun.of(config, known_environment(config.environment.name), annotator="", prompted=True)
 
 
 @contextmanager
@@ -155,18 +155,18 @@ def open_experience_model(
 
 def demonstrations_shown(name: str, config: Config, without: Collection[Part] = ()) -> int:
     """How many demonstrations an experience model is shown for each prediction."""
-    if names_language_model(name):
-        return config.prompted.without(without).demonstrations
-    return ExperienceRun.read(Path(name)).experience.without(without).demonstrations
+    return 0 if "demonstrations" in without else experience_run(name, config).k
 
 
-def prompt_settings(config: ExperienceConfig, actor: str | None, environment: str | None) -> PromptSettings:
+def prompt_settings(
+    config: ExperienceConfig, k: int, actor: str | None, environment: str | None
+) -> PromptSettings:
     spec = known_environment(environment) if environment is not None else None
     return PromptSettings(
         actor=actor,
         tell_facts=spec.tell_facts if spec is not None else None,
         history=config.history,
-        demonstrations=config.demonstrations,
+        demonstrations=k,
         sheet=config.sheet,
         reasoning=config.reasoning,
         text_limit=config.text_limit,
@@ -193,16 +193,17 @@ def _load_fine_tuned(
     from dreamgym.training.model_setup import quiet_transformers
 
     settings = run.experience.without(without)
-    if settings.demonstrations and retriever is None:
+    k = 0 if "demonstrations" in without else run.k
+    if k and retriever is None:
         raise ConfigError(
-            f"{folder} was fine-tuned with {settings.demonstrations} demonstrations: name the replay buffer "
+            f"{folder} was fine-tuned with {k} demonstrations: name the replay buffer "
             "to take them from (--buffer), or leave them out (experience eval --no-demonstrations)"
         )
     quiet_transformers()
     return ReasoningExperienceModel(
         LocalLanguageModel.load(folder / "model"),
         name=str(folder),
-        settings=prompt_settings(settings, run.actor, run.environment.name),
+        settings=prompt_settings(settings, k, run.actor, run.environment.name),
         grader=grader,
         retriever=retriever,
         refusals=run.refusals,
@@ -274,6 +275,7 @@ def open_prompted_model(
         name=name,
         format=json_format(settings, config.environment.name, spec),
         settings=settings,
+        k=0 if "demonstrations" in without else config.replay.demonstrations(prompted=True),
         max_characters=room * _CHARACTERS_PER_TOKEN,
         grader=grader,
         retriever=retriever,

@@ -51,13 +51,21 @@ class ExperienceRun(Section):
     """The agent's name among the facts, where it has one."""
     annotator: str
     """The name of the annotator of its trajectories."""
+    k: int
+    """Demonstrations in a prompt."""
     embedder: str = "lexical"
     experience: ExperienceConfig
     seed: int = 0
 
     @classmethod
     def of(
-        cls, config: Config, spec: EnvironmentSpec | None, *, annotator: str, splits: Iterable[str] = ()
+        cls,
+        config: Config,
+        spec: EnvironmentSpec | None,
+        *,
+        annotator: str,
+        splits: Iterable[str] = (),
+        prompted: bool = False,
     ) -> Self:
         """The run that a configuration describes; `with_data` adds its trajectories."""
         options = config.environment.options
@@ -69,6 +77,7 @@ class ExperienceRun(Section):
             refusals=spec.refusals if spec is not None else (),
             actor=spec.actor if spec is not None else None,
             annotator=annotator,
+            k=config.replay.demonstrations(prompted=prompted),
             embedder=config.replay.embedder,
             experience=config.experience,
             seed=config.seed,
@@ -150,6 +159,11 @@ def inherit_settings(config: Config, name: str) -> Config:
             f"{name} was fine-tuned with environment.options.{option}="
             f"{run.environment.options.get(option, 'its default')!r}, not {options[option]!r}; "
             "leave the option out, or choose another experience model"
+        )
+    if config.replay.k not in (None, run.k):
+        raise ConfigError(
+            f"{name} was fine-tuned with replay.k={run.k}, not {config.replay.k}; leave the setting out, or "
+            "choose another experience model"
         )
     update: dict[str, Any] = {}
     if "data" not in train.model_fields_set and run.data:
