@@ -39,8 +39,7 @@ from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
 from dreamgym.rl.grpo import GRPO
 from dreamgym.rl.optimizers import TrainableModel
-from dreamgym.rollout_groups import GroupReport, GroupSettings, run_groups
-from dreamgym.rollouts import Origin
+from dreamgym.rollouts import GroupReport, GroupSettings, Origin, run_groups
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import (
     Outcome,

@@ -32,7 +32,6 @@ COMPOSITION = {
     "agents",
     "prompted_policy",
     "rollouts",
-    "rollout_groups",
     "collection",
     "training",
     "evaluation",

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from dreamgym.agents import MAX_ACTION_LENGTH, render_prompt
 from dreamgym.config import AgentConfig
 from dreamgym.protocols import Environment, LanguageModel
-from dreamgym.rollout_groups import PolicyFactory
+from dreamgym.rollouts import PolicyFactory
 from dreamgym.seeding import derive_seed
 from dreamgym.structured import ask_structured, fill_template, one_line, parse_error, parse_json
 from dreamgym.types import Completion, CompletionRequest, Decision, State, Task, Transition

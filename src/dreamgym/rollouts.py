@@ -1,20 +1,27 @@
-"""Plays episodes: a policy and an environment in, a trajectory (or a counted failure) out."""
+"""Runs episodes and rollout groups: a policy and an environment in, trajectories or counted failures out.
+
+A rollout group is n episodes of one task with the same start. It is complete or dropped: its returns are
+compared with one another, so a missing member or another start would bias the comparison. Failures are
+counted by kind. When too many groups fail, a circuit breaker pauses the run, then stops it with the reason.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from dreamgym.errors import EndpointError, EpisodeFailedError
-from dreamgym.protocols import Environment, Policy, find_world_sheet
+from dreamgym.errors import EndpointError, EpisodeFailedError, RolloutsFailingError
+from dreamgym.protocols import Environment, EnvironmentFactory, Policy, find_world_sheet
+from dreamgym.seeding import derive_seed
 from dreamgym.types import (
     Decision,
     FailureKind,
     Provenance,
     RolloutFailure,
+    RolloutGroup,
     Source,
     State,
     Task,
@@ -27,27 +34,27 @@ MakePolicy = Callable[[Environment], Policy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When an episode is ended from outside. The horizon, a count of steps, is the environment's own."""
+class EpisodeLimits:
+    """Limits on one episode, apart from the environment's own horizon."""
 
     seconds: float | None = None
-    """By the clock. Who is late has failed (`timeout`): a busy machine must not look like a bad policy."""
+    """Wall-clock time. A late episode is a failure (`timeout`): a busy machine is no fault of the policy."""
     tokens: int | None = None
-    """Sampled by the policy; at the end of the turn that reaches it the episode is truncated."""
+    """Tokens sampled by the policy; the turn that reaches the limit is the last (truncated)."""
     repeated_states: int | None = None
-    """The episode is truncated when the same state has come this often."""
+    """The episode is truncated when a state has occurred this often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What the provenance of a rollout says, apart from the policy's name and the time."""
+    """The provenance of a rollout, apart from the policy's name and the time."""
 
     source: Source = "real"
     experience_model: str | None = None
     policy_version: int = 0
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = EpisodeLimits()
 REAL = Origin()
 
 
@@ -61,15 +68,15 @@ async def run_episode(
     retries: int = 2,
     keep_admissible_actions: bool = True,
     keep_world_sheet: bool = True,
-    limits: Limits = NO_LIMITS,
+    limits: EpisodeLimits = NO_LIMITS,
     origin: Origin = REAL,
 ) -> Trajectory | RolloutFailure:
-    """One episode from start to end. An environment that breaks is replaced, at most `retries` times."""
+    """One episode from start to end. An environment that fails is replaced, at most `retries` times."""
     kind, message = FailureKind.CRASHED, ""
     for _ in range(1 + retries):
         environment = make_environment()
         try:
-            async with asyncio.timeout(limits.seconds) as clock:
+            async with asyncio.timeout(limits.seconds) as deadline:
                 policy = make_policy(environment)
                 trajectory = await _play(
                     environment, policy, trajectory_id, seed, keep_world_sheet, limits, origin
@@ -79,7 +86,7 @@ async def run_episode(
         except EndpointError as error:
             kind, message = FailureKind.SERVER_DOWN, str(error)
         except TimeoutError:
-            if not clock.expired():
+            if not deadline.expired():
                 raise
             kind, message = FailureKind.TIMEOUT, f"the episode was not over after {limits.seconds:g} seconds"
         else:
@@ -95,19 +102,19 @@ async def _play(
     trajectory_id: str,
     seed: int,
     keep_world_sheet: bool,
-    limits: Limits,
+    limits: EpisodeLimits,
     origin: Origin,
 ) -> Trajectory:
     start = state = await environment.start()
     facts = find_world_sheet(environment) if keep_world_sheet else None
     sheet = await facts.world_sheet() if facts is not None else None
-    watch = _Watch(limits, start)
+    limit_checker = _LimitChecker(limits, start)
     transitions: list[Transition] = []
     over = False
     while not over:
         decision = await policy.act(environment.task, transitions, state)
         outcome = await environment.step(decision.action)
-        if watch.ends(decision, outcome.next_state) and not outcome.over:
+        if limit_checker.reached(decision, outcome.next_state) and not outcome.over:
             outcome = replace(outcome, truncated=True)
         transitions.append(
             Transition(
@@ -136,15 +143,15 @@ async def _play(
     )
 
 
-class _Watch:
-    """Counts what an episode's limits are about."""
+class _LimitChecker:
+    """Counts tokens and states of an episode."""
 
-    def __init__(self, limits: Limits, start: State) -> None:
+    def __init__(self, limits: EpisodeLimits, start: State) -> None:
         self._limits = limits
         self._tokens = 0
         self._seen = Counter([start.text])
 
-    def ends(self, decision: Decision, state: State) -> bool:
+    def reached(self, decision: Decision, state: State) -> bool:
         self._seen[state.text] += 1
         self._tokens += len(decision.completion.token_ids) if decision.completion is not None else 0
         repeated, tokens = self._limits.repeated_states, self._limits.tokens
@@ -166,3 +173,237 @@ def _without_admissible_actions(trajectory: Trajectory) -> Trajectory:
         for transition in trajectory.transitions
     )
     return replace(trajectory, start=bare(trajectory.start), transitions=transitions)
+
+
+PolicyFactory = Callable[[Environment, str, int], Policy]
+"""Makes the policy of one episode from its environment, its trajectory id and its seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """How groups are run, and when the circuit breaker opens."""
+
+    size: int = 8
+    """Episodes of one task (the paper's n)."""
+    concurrency: int = 256
+    """Episodes at once."""
+    retries: int = 2
+    limits: EpisodeLimits = NO_LIMITS
+    failure_limit: float = 0.5
+    """Fraction of failed groups among the last `failure_window` above which the breaker opens; 1: never."""
+    failure_window: int = 8
+    pause: float = 10.0
+    """Seconds until the run continues after the breaker opened."""
+    pauses: int = 2
+    """Pauses before `RolloutsFailingError`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupReport:
+    """The results of `run_groups`."""
+
+    groups: list[RolloutGroup] = field(default_factory=list)
+    """Complete groups, in the order of their tasks."""
+    dropped: list[RolloutFailure] = field(default_factory=list)
+    """One failure for each missing group."""
+    episodes: int = 0
+    steps: int = 0
+    pauses: int = 0
+
+    @property
+    def failures(self) -> Counter[FailureKind]:
+        return Counter(failure.kind for failure in self.dropped)
+
+
+OnPause = Callable[[str], None]
+OnGroup = Callable[[RolloutGroup], None]
+_DEFAULTS = GroupSettings()
+
+
+async def run_groups(
+    factory: EnvironmentFactory,
+    make_policy: PolicyFactory,
+    tasks: Sequence[Task],
+    *,
+    name: str,
+    seed: int = 0,
+    settings: GroupSettings = _DEFAULTS,
+    origin: Origin = REAL,
+    breaker: CircuitBreaker | None = None,
+    numbers: Sequence[int] | None = None,
+    on_group: OnGroup | None = None,
+) -> GroupReport:
+    """Run one group for each task; a task that is listed twice gets two groups.
+
+    Args:
+        name: prefix of the trajectory ids, so it must be unique in the run (``dream-00012``).
+        seed: members of a group share the environment's seed and have different seeds for the policy.
+        breaker: a circuit breaker that counted earlier groups; by default a new one.
+        numbers: of the groups, which fix their seeds and trajectory ids; by default 0, 1, 2…
+        on_group: called with each complete group.
+
+    Raises:
+        RolloutsFailingError: the fraction of failed groups stayed above the limit.
+    """
+    runner = _GroupRunner(
+        factory=factory,
+        make_policy=make_policy,
+        name=name,
+        seed=seed,
+        settings=settings,
+        origin=origin,
+        breaker=breaker or CircuitBreaker(settings),
+        slots=asyncio.Semaphore(settings.concurrency),
+    )
+    given = zip(range(len(tasks)) if numbers is None else numbers, tasks, strict=True)
+
+    async def run_one(number: int, task: Task) -> RolloutGroup | RolloutFailure:
+        result = await runner.run(number, task)
+        if on_group is not None and isinstance(result, RolloutGroup):
+            on_group(result)
+        return result
+
+    try:
+        async with asyncio.TaskGroup() as tasks_running:
+            running = [tasks_running.create_task(run_one(number, task)) for number, task in given]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None  # the others were cancelled because of the first
+    for each in running:
+        result = each.result()
+        if isinstance(result, RolloutGroup):
+            runner.report.groups.append(result)
+        else:
+            runner.report.dropped.append(result)
+    return runner.report
+
+
+class _GroupFailedError(Exception):
+    """A member failed: cancels the others, since the group cannot be complete."""
+
+    def __init__(self, failure: RolloutFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclass(slots=True, kw_only=True)
+class _GroupRunner:
+    factory: EnvironmentFactory
+    make_policy: PolicyFactory
+    name: str
+    seed: int
+    settings: GroupSettings
+    origin: Origin
+    breaker: CircuitBreaker
+    slots: asyncio.Semaphore
+    report: GroupReport = field(default_factory=GroupReport)
+
+    async def run(self, number: int, task: Task) -> RolloutGroup | RolloutFailure:
+        result = await self._run(number, task)
+        try:
+            self.breaker.count(result)
+        finally:
+            self.report.pauses = self.breaker.pauses
+        return result
+
+    async def _run(self, number: int, task: Task) -> RolloutGroup | RolloutFailure:
+        try:
+            async with asyncio.TaskGroup() as group:
+                members = [
+                    group.create_task(self._member(number, member, task))
+                    for member in range(self.settings.size)
+                ]
+        except ExceptionGroup as several:
+            failed = [error for error in several.exceptions if isinstance(error, _GroupFailedError)]
+            if len(failed) < len(several.exceptions):
+                raise next(e for e in several.exceptions if e not in failed) from None
+            return failed[0].failure
+        trajectories = tuple(member.result() for member in members)
+        return _different_start(task, trajectories) or RolloutGroup(task=task, trajectories=trajectories)
+
+    async def _member(self, number: int, member: int, task: Task) -> Trajectory:
+        trajectory_id = f"{self.name}-{number:04d}-{member:02d}"
+        group_seed = derive_seed(self.seed, "group", number)
+        seed = derive_seed(self.seed, "member", number, member)
+        async with self.slots:
+            await self.breaker.closed()
+            result = await run_episode(
+                lambda: self.factory.make(task, seed=group_seed),
+                lambda environment: self.make_policy(environment, trajectory_id, seed),
+                trajectory_id=trajectory_id,
+                task=task,
+                seed=seed,
+                retries=self.settings.retries,
+                limits=self.settings.limits,
+                origin=self.origin,
+            )
+        if isinstance(result, RolloutFailure):
+            raise _GroupFailedError(result)
+        self.report.episodes += 1
+        self.report.steps += len(result)
+        return result
+
+
+class CircuitBreaker:
+    """Opens when too many of the last groups failed; new episodes then wait until the pause is over.
+
+    It counts groups and not episodes, since one failing task fails all members of its group.
+    """
+
+    def __init__(self, settings: GroupSettings, on_pause: OnPause | None = None) -> None:
+        """`on_pause` receives the reason when it opens."""
+        self.pauses = 0
+        self._settings = settings
+        self._on_pause = on_pause
+        self._recent: deque[RolloutFailure | None] = deque(maxlen=settings.failure_window)
+        self._until = 0.0
+
+    def count(self, result: RolloutGroup | RolloutFailure) -> None:
+        """
+        Raises:
+            RolloutsFailingError: it would open more often than the settings allow.
+        """
+        self._recent.append(result if isinstance(result, RolloutFailure) else None)
+        failures = [failure for failure in self._recent if failure is not None]
+        full = len(self._recent) == self._settings.failure_window
+        if not full or len(failures) <= self._settings.failure_limit * len(self._recent):
+            return
+        reason = self._reason(failures)
+        self._recent.clear()
+        if self.pauses >= self._settings.pauses:
+            raise RolloutsFailingError(
+                f"{reason}; no improvement after {self.pauses} pauses: fix the cause, then resume the run"
+            )
+        self.pauses += 1
+        if self._on_pause is not None:
+            self._on_pause(f"{reason}; retrying in {self._settings.pause:g} seconds")
+        self._until = asyncio.get_running_loop().time() + self._settings.pause
+
+    async def closed(self) -> None:
+        """Wait for the end of a pause, if there is one."""
+        left = self._until - asyncio.get_running_loop().time()
+        if left > 0:
+            await asyncio.sleep(left)
+            await self.closed()
+
+    def _reason(self, failures: Sequence[RolloutFailure]) -> str:
+        kinds = Counter(str(failure.kind) for failure in failures)
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        return (
+            f"{len(failures)} of the last {len(self._recent)} rollout groups failed, more than the limit of "
+            f"{self._settings.failure_limit:.0%} ({counts}); the last one: {failures[-1].message[:300]}"
+        )
+
+
+def _different_start(task: Task, members: Sequence[Trajectory]) -> RolloutFailure | None:
+    """The failure of a group whose members did not start alike."""
+    first = members[0]
+    for other in members[1:]:
+        if other.start.text != first.start.text or other.sheet != first.sheet:
+            return RolloutFailure(
+                task=task,
+                kind=FailureKind.CONTRADICTION,
+                message=f"expected members that start alike, got {first.start.text[:100]!r} in {first.id} "
+                f"and {other.start.text[:100]!r} in {other.id}: the seed does not fix the start",
+                attempts=1,
+            )
+    return None

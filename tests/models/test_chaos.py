@@ -14,7 +14,7 @@ from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.language_model import EndpointLanguageModel
 from dreamgym.models.usage import Usage
 from dreamgym.protocols import Environment
-from dreamgym.rollout_groups import GroupSettings, run_groups
+from dreamgym.rollouts import GroupSettings, run_groups
 from dreamgym.testing import CorridorFactory
 from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.types import CompletionRequest, Trajectory

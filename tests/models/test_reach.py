@@ -17,7 +17,7 @@ from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.language_model import EndpointLanguageModel
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Environment
-from dreamgym.rollout_groups import Breaker, GroupSettings, run_groups
+from dreamgym.rollouts import CircuitBreaker, GroupSettings, run_groups
 from dreamgym.testing import CorridorFactory
 from dreamgym.testing.chaos import ChaosProxy
 from dreamgym.types import CompletionRequest, FailureKind
@@ -116,7 +116,7 @@ async def test_a_run_goes_on_by_itself_when_a_killed_server_is_back() -> None:
             *(factory, walkers(endpoint), tasks),
             name="killed",
             settings=groups,
-            breaker=Breaker(groups, told.put_nowait),
+            breaker=CircuitBreaker(groups, told.put_nowait),
         )
     )
     try:

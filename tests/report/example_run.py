@@ -16,8 +16,7 @@ from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.evaluation.evaluate import Episode, Evaluation, compare
 from dreamgym.evaluation.fidelity import measure_fidelity
 from dreamgym.protocols import ExperienceModel
-from dreamgym.rollout_groups import GroupReport
-from dreamgym.rollouts import Origin, run_episode
+from dreamgym.rollouts import GroupReport, Origin, run_episode
 from dreamgym.training.metrics import MetricsLog, train_row
 from dreamgym.training.prediction_log import PREDICTIONS, prediction_rows
 from dreamgym.types import (

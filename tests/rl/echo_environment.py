@@ -14,7 +14,7 @@ from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
 from dreamgym.rl.packing import NextPrompt
-from dreamgym.rollout_groups import GroupSettings, run_groups
+from dreamgym.rollouts import GroupSettings, run_groups
 from dreamgym.types import Outcome, RolloutGroup, State, Task
 
 torch.set_num_threads(1)

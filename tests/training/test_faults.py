@@ -199,7 +199,7 @@ async def test_engines_that_always_die_stop_the_run_with_the_reason_and_it_goes_
     practising = asyncio.Event()
     killer = asyncio.create_task(killing(practising, None))
     try:
-        with pytest.raises(RolloutsFailingError, match=r"crashed.*the engine died at .*exit status -9"):
+        with pytest.raises(RolloutsFailingError, match=r"crashed.*episode process died at .*exit status -9"):
             await train(config, on_progress=told_by(practising))
     finally:
         killer.cancel()

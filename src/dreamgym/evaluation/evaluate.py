@@ -19,7 +19,7 @@ from dreamgym.errors import ConfigError, DataError
 from dreamgym.evaluation.statistics import Estimate, mcnemar, paired_difference, share_of_episodes
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.protocols import EnvironmentFactory
-from dreamgym.rollout_groups import GroupSettings, PolicyFactory, run_groups
+from dreamgym.rollouts import GroupSettings, PolicyFactory, run_groups
 from dreamgym.types import Task, Trajectory
 
 

@@ -19,7 +19,7 @@ from dreamgym.files import write_text
 from dreamgym.models.registry import LanguageModels, names_language_model
 from dreamgym.models.usage import stage
 from dreamgym.prompted_policy import prompted_policy_factory
-from dreamgym.rollout_groups import PolicyFactory
+from dreamgym.rollouts import PolicyFactory
 from dreamgym.training.agent import opened_agent
 from dreamgym.training.run_dir import METRICS, RunDir, parse_policy_name, read_config
 

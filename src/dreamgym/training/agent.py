@@ -25,7 +25,7 @@ from dreamgym.config import HF_PREFIX, AgentConfig, Config, validate
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.files import atomic_directory
 from dreamgym.protocols import Environment
-from dreamgym.rollout_groups import PolicyFactory
+from dreamgym.rollouts import PolicyFactory
 from dreamgym.training.model_setup import Precision, check_adapter, load_pretrained, sft_rates
 from dreamgym.training.run_dir import CONFIG, RunDir, parse_policy_name, read_config
 from dreamgym.types import Trajectory

@@ -16,8 +16,7 @@ from dreamgym.evaluation.evaluate import Evaluation
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.models.usage import stage
 from dreamgym.protocols import Learner, TaskSource
-from dreamgym.rollout_groups import Breaker, GroupReport, GroupSettings, PolicyFactory, run_groups
-from dreamgym.rollouts import Origin
+from dreamgym.rollouts import CircuitBreaker, GroupReport, GroupSettings, Origin, PolicyFactory, run_groups
 from dreamgym.seeding import derive_seed
 from dreamgym.training.metrics import Row, train_row
 from dreamgym.training.monitors import Monitors
@@ -38,7 +37,7 @@ class Loop:
     monitors: Monitors
     recorder: RunRecorder
     groups: GroupSettings
-    breaker: Breaker
+    breaker: CircuitBreaker
     origin: Callable[[], Origin]
     evaluate: Callable[[], Awaitable[Evaluation]] | None
     """In the real environment, on the validation split; None for no evaluation."""

@@ -15,7 +15,7 @@ from dreamgym.curriculum.entropy import reward_entropy
 from dreamgym.envs.synthetic import UNREADABLE
 from dreamgym.errors import DataError
 from dreamgym.files import AppendLog
-from dreamgym.rollout_groups import GroupReport
+from dreamgym.rollouts import GroupReport
 from dreamgym.types import Trajectory
 
 Row = dict[str, Any]

@@ -28,8 +28,7 @@ from dreamgym.files import atomic_directory, write_text
 from dreamgym.models.registry import LanguageModels, check_language_model, names_language_model
 from dreamgym.models.usage import Usage, stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
-from dreamgym.rollout_groups import Breaker, GroupSettings
-from dreamgym.rollouts import Limits, Origin
+from dreamgym.rollouts import CircuitBreaker, EpisodeLimits, GroupSettings, Origin
 from dreamgym.training.agent import BASE, Agent, make_agent, make_learner, same_policy
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import train_dpo
@@ -246,7 +245,7 @@ async def _train_rl(
         monitors=monitors,
         recorder=recorder,
         groups=groups,
-        breaker=Breaker(groups, lambda why: on_step({}, [why])),
+        breaker=CircuitBreaker(groups, lambda why: on_step({}, [why])),
         origin=lambda: Origin(
             source="synthetic" if dreaming else "real",
             experience_model=chosen.experience if dreaming else None,
@@ -362,7 +361,7 @@ def _group_settings(config: Config) -> GroupSettings:
         size=chosen.group_size,
         concurrency=chosen.concurrency,
         retries=chosen.retries,
-        limits=Limits(seconds=chosen.max_episode_seconds),
+        limits=EpisodeLimits(seconds=chosen.max_episode_seconds),
         failure_limit=chosen.max_failure_rate,
         pause=chosen.failure_pause_seconds,
     )

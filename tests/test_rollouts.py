@@ -10,8 +10,15 @@ import pytest
 
 from dreamgym.errors import EndpointError, EpisodeFailedError, RolloutsFailingError
 from dreamgym.protocols import Environment
-from dreamgym.rollout_groups import Breaker, GroupReport, GroupSettings, run_groups
-from dreamgym.rollouts import Limits, Origin, run_episode
+from dreamgym.rollouts import (
+    CircuitBreaker,
+    EpisodeLimits,
+    GroupReport,
+    GroupSettings,
+    Origin,
+    run_episode,
+    run_groups,
+)
 from dreamgym.testing import Corridor, CorridorFactory
 from dreamgym.types import (
     Completion,
@@ -119,7 +126,7 @@ async def test_members_that_start_differently_are_no_group() -> None:
     report = await play(Fickle())
     assert not report.groups
     assert report.failures == {FailureKind.CONTRADICTION: 3}
-    assert "does not keep to its seed" in report.dropped[0].message
+    assert "seed does not fix the start" in report.dropped[0].message
 
 
 async def test_the_breaker_pauses_then_stops_and_says_why() -> None:
@@ -127,13 +134,13 @@ async def test_the_breaker_pauses_then_stops_and_says_why() -> None:
     settings = GroupSettings(size=2, retries=0, failure_window=4, pause=0.01, pauses=1, concurrency=1)
     factory = Workshop(broken=999)
     tasks = [*await factory.tasks("train", 8)] * 2
-    breaker = Breaker(settings, told.append)
+    breaker = CircuitBreaker(settings, told.append)
     with pytest.raises(
         RolloutsFailingError, match=r"4 of the last 4 rollout groups failed.*4 crashed.*gine is g"
     ):
         await run_groups(factory, _walker, tasks, name="g", settings=settings, breaker=breaker)
     assert breaker.pauses == 1
-    assert "going on in 0.01 seconds" in told[0]
+    assert "retrying in 0.01 seconds" in told[0]
     assert len(factory.made) < 20, "of 32 episodes the rest was never started"
 
 
@@ -141,7 +148,7 @@ async def test_the_breaker_remembers_earlier_steps() -> None:
     settings = GroupSettings(size=2, retries=0, failure_window=4, pauses=0)
     factory = Workshop(broken=999)
     tasks = await factory.tasks("train", 2)
-    breaker = Breaker(settings)
+    breaker = CircuitBreaker(settings)
     first = await run_groups(factory, _walker, tasks, name="a", settings=settings, breaker=breaker)
     assert len(first.dropped) == 2
     with pytest.raises(RolloutsFailingError):
@@ -164,7 +171,7 @@ async def test_a_bug_is_no_failure() -> None:
 
 
 async def test_whoever_is_late_has_failed() -> None:
-    failure = await one(Walker(wait=0.05), limits=Limits(seconds=0.08), retries=0)
+    failure = await one(Walker(wait=0.05), limits=EpisodeLimits(seconds=0.08), retries=0)
     assert isinstance(failure, RolloutFailure)
     assert failure.kind is FailureKind.TIMEOUT
     assert "after 0.08 seconds" in failure.message
@@ -181,8 +188,8 @@ async def test_an_endpoint_that_is_gone_is_a_server_that_is_down() -> None:
 
 
 async def test_an_episode_is_truncated_at_its_tokens_or_when_it_goes_in_circles() -> None:
-    by_tokens = await one(Walker(), limits=Limits(tokens=5))
-    in_circles = await one(Walker("sing"), limits=Limits(repeated_states=3))
+    by_tokens = await one(Walker(), limits=EpisodeLimits(tokens=5))
+    in_circles = await one(Walker("sing"), limits=EpisodeLimits(repeated_states=3))
     without = await one(Walker("sing"))
     assert isinstance(by_tokens, Trajectory)
     assert isinstance(in_circles, Trajectory)
