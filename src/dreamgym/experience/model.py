@@ -8,7 +8,6 @@ same reply.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from dreamgym.experience.reply_format import (
 from dreamgym.experience.rewards import ModelVerdict
 from dreamgym.experience.world_sheet import apply_change
 from dreamgym.protocols import Grader, LanguageModel, Retriever
+from dreamgym.single_flight import SingleFlight
 from dreamgym.structured import ask_structured
 from dreamgym.types import (
     Change,
@@ -190,20 +190,17 @@ class _CachedModel:
     def __init__(self, model: LanguageModel, size: int) -> None:
         self._model = model
         self._size = size
-        self._replies: dict[tuple[str, int], asyncio.Future[Completion]] = {}
+        self._replies: dict[tuple[str, int], Completion] = {}
+        self._single_flight: SingleFlight[Completion] = SingleFlight()
 
     async def complete(self, request: CompletionRequest) -> Completion:
         key = (request.prompt, request.seed)
-        reply = self._replies.get(key)
-        if reply is None:
+        if key not in self._replies:
+            reply = await self._single_flight.do(key, lambda: self._model.complete(request))
             if len(self._replies) >= self._size:
                 self._replies.pop(next(iter(self._replies)))
-            reply = self._replies[key] = asyncio.ensure_future(self._model.complete(request))
-        try:
-            return await asyncio.shield(reply)  # others may wait for it
-        except BaseException:
-            self._replies.pop(key, None)
-            raise
+            self._replies[key] = reply
+        return self._replies[key]
 
 
 class _CheckedReasoning:
