@@ -5,8 +5,9 @@
 Every side makes the same updates from the same weights: one batch of 32 examples from shipped trajectories,
 AdamW with a constant rate, gradients clipped at 1, single precision, one thread. In turn, in one run, each
 after its warm-up; who is first changes every round. `ours, whole` sends every position through the output
-layer, as the trainer's side does: it tells what the loop saves from what the short way to the logits saves.
-CPU time, since wall time on a busy machine tells about the others.
+layer, as the trainer's side does: it separates what the loop saves from what fewer logits save.
+
+CPU time, since wall time depends on the other load of the machine.
 """
 
 from __future__ import annotations
@@ -232,8 +233,8 @@ def table(result: dict[str, Any]) -> str:
     for name, seconds in result["cpu_seconds_per_update"].items():
         lines.append(f"{name:<14}{seconds:>14.4f}{result['last_loss'][name]:>12.5f}")
     for name in ("trainer_to_ours", "trainer_to_ours_whole"):
-        told = result[name]
-        lines.append(f"{name}: {told['median']} times the CPU time ({told['least']} to {told['most']})")
+        ratio = result[name]
+        lines.append(f"{name}: {ratio['median']} times the CPU time ({ratio['least']} to {ratio['most']})")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Our objectives against verl's, formula by formula: how far apart they are, and values for a test to keep.
+"""Our objectives against verl's, formula by formula: how much they differ, and values for a test to keep.
 
     python benchmarks/peers.py [--write tests/rl/verl_values.json]
 
@@ -10,7 +10,7 @@ verl pins another transformers than ours and brings Ray along, so it gets an env
     PYTHONPATH=src peers/bin/python benchmarks/peers.py
 
 Inputs are random tensors with padding and words of the environment among the trained tokens; what verl makes
-of them, gradients included, is stored beside them. TRL fits our pins, and tests compare with it directly.
+of them, gradients included, is stored with them. TRL fits our pins, and tests compare with it directly.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def main() -> None:
     given = inputs()
     theirs, mine = verl_values(given), our_values(given)
     for name, value in theirs.items():
-        apart = max(map(abs, differences(mine[name], value)), default=0.0)
-        print(f"{name:<28} largest difference {apart:.2e}")
+        largest = max(map(abs, differences(mine[name], value)), default=0.0)
+        print(f"{name:<28} largest difference {largest:.2e}")
     if arguments.write:
         from importlib.metadata import version
 
@@ -184,10 +184,10 @@ def verl_values(given: Values) -> Values:
     def group_advantages(*, scale: bool) -> list[float]:
         rewards = torch.zeros_like(mask)
         rewards[:, 0] = of["returns"]
-        told, _ = core_algos.compute_grpo_outcome_advantage(
+        values, _ = core_algos.compute_grpo_outcome_advantage(
             rewards, torch.ones_like(mask), np.array(GROUPS), norm_adv_by_std_in_grpo=scale
         )
-        found: list[float] = told[:, 0].tolist()
+        found: list[float] = values[:, 0].tolist()
         return found
 
     def gae(left_at: Tensor) -> list[list[float]]:

@@ -9,7 +9,7 @@ where there is no vLLM. In turn, in one run, each after a warm-up; who is first 
 
 Where a step in the dream goes, with replay buffers of several sizes in turn, is in `training_dream.py`.
 
-CPU time of one thread, since wall time on a busy machine tells about the others.
+CPU time of one thread, since wall time depends on the other load of the machine.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Costs:
     update: float = 0.0
     episodes: int = 0
     tokens: int = 0
-    """Sampled, and so learnt from."""
+    """Sampled, and trained on."""
 
     @property
     def rollouts_per_second(self) -> float:
@@ -191,7 +191,7 @@ def main() -> None:
     print(json.dumps(result, indent=2) if arguments.json else table(result))
 
 
-def tell(what: str, found: object) -> None:
+def log(what: str, found: object) -> None:
     """What is known so far: all of it takes minutes."""
     print(f"{what}: {found}", file=sys.stderr, flush=True)
 
@@ -209,7 +209,7 @@ def against_trl(
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
             found[name].append(sides[name]())
-            tell(f"{name}, round {number}", found[name][-1])
+            log(f"{name}, round {number}", found[name][-1])
 
     def ratio(of: Callable[[Costs], float]) -> dict[str, float]:
         each = [of(mine) / of(other) for mine, other in zip(found["ours"], found["TRL"], strict=True)]
@@ -250,7 +250,7 @@ def growth(model: Callable[[], Any], tokenizer: Any, steps: int, *, quick: bool)
             "rollout_ms_per_turn": round(1000 * costs.rollouts / turns, 2),
             "update_ms_per_turn": round(1000 * costs.update / turns, 2),
         }
-        tell(f"{shape.episodes} episodes of {shape.turns} turns", found)
+        log(f"{shape.episodes} episodes of {shape.turns} turns", found)
         return found
 
     tasks, lengths = ((2, 4), (4, 8)) if quick else ((2, 4, 8, 16), (4, 8, 16, 32))
@@ -265,24 +265,24 @@ def table(result: dict[str, Any]) -> str:
     compared = result["against_trl"]
     lines += ["", f"{'':<8}{'rollouts / s':>14}{'update tokens / s':>20}{'tokens / step':>16}"]
     for name in ("ours", "TRL"):
-        told = compared[name]
-        numbers = f"{told['rollouts_per_second']:>14}{told['update_tokens_per_second']:>20}"
-        lines.append(f"{name:<8}{numbers}{told['tokens_per_step']:>16}")
+        row = compared[name]
+        numbers = f"{row['rollouts_per_second']:>14}{row['update_tokens_per_second']:>20}"
+        lines.append(f"{name:<8}{numbers}{row['tokens_per_step']:>16}")
     for name in ("rollouts_ours_to_trl", "update_ours_to_trl"):
-        told = compared[name]
-        lines.append(f"{name}: {told['median']} ({told['least']} to {told['most']})")
+        row = compared[name]
+        lines.append(f"{name}: {row['median']} ({row['least']} to {row['most']})")
     for what, sizes in result["growth"].items():
         lines += ["", f"{what:<12}{'rollout ms / turn':>20}{'update ms / turn':>20}"]
-        for size, told in sizes.items():
-            lines.append(f"{size:<12}{told['rollout_ms_per_turn']:>20}{told['update_ms_per_turn']:>20}")
+        for size, row in sizes.items():
+            lines.append(f"{size:<12}{row['rollout_ms_per_turn']:>20}{row['update_ms_per_turn']:>20}")
     sizes = result["dream"]["sizes"]
     stages = [name for name in next(iter(sizes.values())) if name != "growth"]
     lines += ["", f"CPU ms of a step in the dream, by stage: medians of {result['dream']['steps']} steps"]
     lines.append(f"{'buffer rows':<12}" + "".join(f"{name.replace('_', ' '):>18}" for name in stages))
-    for size, told in sizes.items():
-        lines.append(f"{size:<12}" + "".join(f"{told[name]:>18}" for name in stages))
-    for size, told in sizes.items():
-        found = told["growth"]
+    for size, row in sizes.items():
+        lines.append(f"{size:<12}" + "".join(f"{row[name]:>18}" for name in stages))
+    for size, row in sizes.items():
+        found = row["growth"]
         lines.append(f"a step with {size} rows to one with the fewest: {found['ratio']} {found['interval']}")
     return "\n".join(lines)
 

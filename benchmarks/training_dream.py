@@ -1,6 +1,6 @@
 """A step in the dream, by stage, with replay buffers of several sizes: the third part of `training.py`.
 
-The policy, the experience model and the replay buffer each work in threads of their own, which tell what each
+The policy, the experience model and the replay buffer each work in threads of their own, which log what each
 of them costs. The experience model reads demonstrations and writes 40 tokens by an untrained model; what is
 then said comes from the rules of the world, so that all episodes are of full length. The demonstrations are
 searched for transitions of the shipped household among others of it, all of real text.
@@ -47,7 +47,7 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
-from training import LEARNING, LENGTH, WARM_UP, Shape, graded, rolled_out, tell
+from training import LEARNING, LENGTH, WARM_UP, Shape, graded, log, rolled_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ async def dreams(
                 spent = await dreams[size].step(number)
                 if number >= WARM_UP:
                     found[size].append(spent)
-                    tell(f"dream, {size} rows, step {number}", spent)
+                    log(f"dream, {size} rows, step {number}", spent)
     return {
         "steps": steps,
         "sizes": {str(size): told(each, found[sizes[0]]) for size, each in found.items()},

@@ -1,4 +1,4 @@
-"""The smallest task that can be learnt: say the word that you are told. One turn, or several."""
+"""The smallest task: repeat the word of the state. One turn, or several."""
 
 from __future__ import annotations
 

@@ -173,12 +173,12 @@ class Watch(TrainerCallback):
         self.seen.append({name: grad.clone() for name, grad in gradients(given["model"]).items()})
 
 
-def told_flat(groups: Sequence[RolloutGroup]) -> dict[str, dict[str, Any]]:
+def flat_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, dict[str, Any]]:
     """For each task what a `rollout_func` returns: a row of tokens per trajectory, and which are sampled."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         packed = pack(group.trajectories)
-        told: dict[str, list[Any]] = {
+        rollouts_of_task: dict[str, list[Any]] = {
             name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         }
         for (sequence,) in packed.sequences:
@@ -186,11 +186,13 @@ def told_flat(groups: Sequence[RolloutGroup]) -> dict[str, dict[str, Any]]:
             places = {place + 1 for place in sequence.positions}
             assert [tokens[place] for place in sorted(places)] == sequence.targets
             first = min(places)
-            told["prompt_ids"].append(tokens[:first])
-            told["completion_ids"].append(tokens[first:])
-            told["env_mask"].append([int(place in places) for place in range(first, len(tokens))])
-            told["logprobs"].append([0.0] * (len(tokens) - first))
-        found[group.task.id] = told | {"earned": [each.total_reward for each in group.trajectories]}
+            rollouts_of_task["prompt_ids"].append(tokens[:first])
+            rollouts_of_task["completion_ids"].append(tokens[first:])
+            rollouts_of_task["env_mask"].append([int(place in places) for place in range(first, len(tokens))])
+            rollouts_of_task["logprobs"].append([0.0] * (len(tokens) - first))
+        found[group.task.id] = rollouts_of_task | {
+            "earned": [each.total_reward for each in group.trajectories]
+        }
     return found
 
 
@@ -204,14 +206,14 @@ async def test_two_epochs_over_the_same_trajectories_have_the_gradients_of_trls_
 ) -> None:
     """The second weight change has ratios other than 1 and, by setting, a KL term other than 0."""
     groups = await recorded(TALKING, step=1)
-    known = told_flat(groups)
+    known = flat_rollouts(groups)
 
     def rollouts(prompts: list[str], _: Any) -> dict[str, Any]:
-        told = {name: [] for name in next(iter(known.values()))}  # type: ignore[var-annotated]
+        rollouts_of_task = {name: [] for name in next(iter(known.values()))}  # type: ignore[var-annotated]
         for task in dict.fromkeys(prompts):
             for name, rows in known[task].items():
-                told[name] += rows
-        return told
+                rollouts_of_task[name] += rows
+        return rollouts_of_task
 
     watch = Watch()
     theirs = trainer(

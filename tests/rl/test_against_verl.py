@@ -29,8 +29,8 @@ def test_the_inputs_meet_both_sides_of_every_bound() -> None:
 
 @pytest.mark.parametrize("name", STORED["values"])
 def test_a_formula_has_the_value_and_the_gradient_that_verl_gives_it(name: str) -> None:
-    apart = peers.differences(OURS[name], STORED["values"][name])
-    assert max(map(abs, apart)) < CLOSE
+    difference = peers.differences(OURS[name], STORED["values"][name])
+    assert max(map(abs, difference)) < CLOSE
     assert peers.differences(OURS[name], OURS[name]), "something was compared"
 
 

@@ -35,7 +35,7 @@ def rewarded(group: RolloutGroup, *rewards: float) -> RolloutGroup:
     return replace(group, trajectories=tuple(made))
 
 
-def told_apart(groups: list[RolloutGroup]) -> dict[str, list[str]]:
+def different_actions(groups: list[RolloutGroup]) -> dict[str, list[str]]:
     """What both members of a group did, by task, where they did not do the same."""
     did = {group.task.id: [t.transitions[0].action for t in group.trajectories] for group in groups}
     return {task: actions for task, actions in did.items() if len(set(actions)) > 1}
@@ -54,7 +54,7 @@ async def test_a_group_of_equal_returns_changes_nothing() -> None:
     assert (found["groups"], found["zero_std_groups"], found["updates"]) == (4, 4, 0)
 
 
-async def test_only_torn_groups_are_computed() -> None:
+async def test_only_groups_with_different_returns_are_computed() -> None:
     first, *others = await groups_of(nano_model(), 2)
     groups = [rewarded(first, 1.0, 0.0), *(rewarded(group, 0.0, 0.0) for group in others)]
     learner: Learner = GRPO(TrainableModel(nano_model()))
@@ -64,7 +64,7 @@ async def test_only_torn_groups_are_computed() -> None:
 async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None:
     model = nano_model()
     groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(model, 2)]
-    chosen = told_apart(groups)
+    chosen = different_actions(groups)
     learner = GRPO(TrainableModel(model), learning_rate=3e-3, epochs=3)
     for _ in range(10):
         learner.update(groups)
@@ -115,7 +115,7 @@ def refused(group: RolloutGroup, member: int) -> RolloutGroup:
 async def test_a_refused_turn_becomes_unlikely_even_in_an_episode_that_succeeded(algorithm: str) -> None:
     model = nano_model()
     groups = [refused(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
-    chosen = told_apart(groups)
+    chosen = different_actions(groups)
     assert chosen
     settings: dict[str, Any] = {
         "learning_rate": 3e-3,
@@ -136,7 +136,7 @@ async def test_a_refused_turn_becomes_unlikely_even_in_an_episode_that_succeeded
 
 
 def repeating(group: RolloutGroup, member: int) -> RolloutGroup:
-    """All members go on to somewhere new, but this one stays where it was."""
+    """All members reach a new state, but this one stays in its state."""
     made = []
     for number, trajectory in enumerate(group.trajectories):
         (turn,) = trajectory.transitions
@@ -149,7 +149,7 @@ def repeating(group: RolloutGroup, member: int) -> RolloutGroup:
 async def test_a_turn_that_leads_back_becomes_unlikely_and_one_that_leads_on_likelier() -> None:
     model = nano_model()
     groups = [repeating(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
-    chosen = told_apart(groups)
+    chosen = different_actions(groups)
     assert chosen
     learner = GRPO(TrainableModel(model), learning_rate=3e-3, epochs=3, repeat_penalty=3.0)
     for _ in range(10):

@@ -36,7 +36,7 @@ async def record_failures(folder: Path) -> None:
                 writer.append([played])
 
 
-async def test_pairs_of_one_task_are_learnt_and_nothing_is_played(tmp_path: Path) -> None:
+async def test_pairs_of_one_task_are_trained_on_without_rollouts(tmp_path: Path) -> None:
     await record(tmp_path / "offline")
     await record_failures(tmp_path / "offline")
     config = settings(tmp_path / "whole", *DPO)
@@ -44,15 +44,15 @@ async def test_pairs_of_one_task_are_learnt_and_nothing_is_played(tmp_path: Path
     assert summary["steps"] == summary["policy"] == 6
     assert "real_steps" not in summary["spent"]
     rows = [json.loads(line) for line in (config.train.out / "metrics.jsonl").read_text().splitlines()]
-    learnt = [row for row in rows if row["kind"] == "dpo"]
-    assert [row["step"] for row in learnt] == list(range(1, 7))
-    assert learnt[-1]["loss"] < learnt[0]["loss"]
-    assert learnt[-1]["accuracy"] > 0.5
+    updates = [row for row in rows if row["kind"] == "dpo"]
+    assert [row["step"] for row in updates] == list(range(1, 7))
+    assert updates[-1]["loss"] < updates[0]["loss"]
+    assert updates[-1]["accuracy"] > 0.5
 
     stopped = settings(tmp_path / "stopped", *DPO)
 
-    def stop(told: object) -> None:
-        if getattr(told, "stage", "") == "dpo" and getattr(told, "done", 0) == 3:
+    def stop(event: object) -> None:
+        if getattr(event, "stage", "") == "dpo" and getattr(event, "done", 0) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Teaching an experience model end to end, on a very small one: a run folder that plays afterwards."""
+"""Fine-tuning an experience model end to end, on a very small one: its run directory predicts afterwards."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ async def test_what_a_run_was_begun_with_is_kept_and_something_else_is_refused(
 
     await run_again()
     kept = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    told = json.loads(kept["run.json"])
-    assert (told["environment"]["name"], told["annotator"]) == ("alfworld", "alfworld-rules")
+    written = json.loads(kept["run.json"])
+    assert (written["environment"]["name"], written["annotator"]) == ("alfworld", "alfworld-rules")
     with pytest.raises(ConfigError, match=r"was started with experience\.history=1, not 0"):
         await run_again(history=0)
     with pytest.raises(ConfigError, match="was started with annotator='alfworld-rules', not 'plain'"):
@@ -78,7 +78,7 @@ async def test_what_a_run_was_begun_with_is_kept_and_something_else_is_refused(
     with pytest.raises(ConfigError, match="was made with precision='fp32'"):  # by the checkpoint itself
         await run_again(precision="bf16")
     assert (run / "run.json").read_bytes() == kept["run.json"]
-    await run_again(attempts=5)  # alters nothing that was learnt
+    await run_again(attempts=5)  # changes no weight
     assert ExperienceRun.read(run).experience.attempts == 5
 
 

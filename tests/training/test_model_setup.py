@@ -285,9 +285,9 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_starts(
 ) -> None:
     endless = tmp_path / "endless"
     shutil.copytree(folders["llama"], endless)
-    told = json.loads((endless / "tokenizer_config.json").read_text(encoding="utf-8"))
-    told.pop("eos_token")
-    (endless / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
+    settings = json.loads((endless / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings.pop("eos_token")
+    (endless / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (endless / "special_tokens_map.json").unlink(missing_ok=True)
     with pytest.raises(ConfigError, match="expected a tokenizer with an end token"):
         loaded_from(endless)

@@ -207,8 +207,8 @@ class LearnerConfig(Section):
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     old_logprobs: Literal["recorded", "recomputed"] = Field(
         "recomputed",
-        description="log-probs for importance ratios: as sampled, or recomputed before the update; recorded "
-        "ones differ in the last bits with the engine's batches",
+        description="log-probs for importance ratios: recomputed before the update, or as recorded when "
+        "sampled, which differ in the last bits",
     )
     loss_normalization: Literal["token", "trajectory", "constant"] = Field(
         "token", description="mean over tokens (DAPO), per trajectory (GRPO), or a constant (Dr. GRPO)"

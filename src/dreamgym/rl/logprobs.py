@@ -116,7 +116,8 @@ class LogProbModel:
     def exact_matches(self, sequences: Sequence[PackedSequence], *, micro_tokens: int) -> int:
         """Sequences whose trained tokens greedy decoding would reproduce.
 
-        That is so exactly if each is the likeliest given the right ones before it: one forward pass tells.
+        A reply matches exactly if each token is the likeliest given the right ones before it, so one forward
+        pass is enough.
         """
         matches = 0
         for part in micro_batches(sequences, micro_tokens):
@@ -154,7 +155,7 @@ class LogProbModel:
 
     @torch.no_grad()
     def _probe(self, row: Sequence[int]) -> None:
-        """Tests two shortcuts on the model itself: body and output layer apart, and no attention mask.
+        """Tests two shortcuts on the model itself: calling body and output layer, and no attention mask.
 
         Some models scale or cap their logits behind the output layer; in some, padding on the right changes
         the row before it.
