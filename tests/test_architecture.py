@@ -37,7 +37,7 @@ COMPOSITION = {
     "evaluation",
     "quickstart",
 }
-SURFACE = {"cli", "report", "integrations", "testing", "", "__main__"}
+SURFACE = {"api", "cli", "report", "integrations", "testing", "", "__main__"}
 HEAVY = {
     "torch", "transformers", "textworld", "alfworld", "fast_downward", "faiss", "psycopg", "pyarrow",
     "sentence_transformers", "psutil", "peft", "accelerate", "gymnasium", "aiohttp", "starlette", "uvicorn",

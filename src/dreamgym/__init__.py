@@ -1,6 +1,7 @@
-"""DreamGym: train LLM agents inside a reasoning experience model instead of the real environment.
+"""DreamGym: train LLM agents in a reasoning experience model instead of the real environment.
 
-The public names, and nothing else. They are loaded when first used, so importing the package is quick.
+These are the public names; every other module is internal. They are loaded on first use, so that importing
+the package is quick and loads no torch.
 """
 
 from __future__ import annotations
@@ -9,22 +10,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dreamgym.collection import collect
+    from dreamgym.api import audit, collect, evaluate, fine_tune, ingest, rollout, train
     from dreamgym.config import Config, load_config
+    from dreamgym.curriculum.entropy import reward_entropy
+    from dreamgym.curriculum.task_pool import TaskPool
     from dreamgym.data.datasets import builtin_dataset
-    from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
-    from dreamgym.envs.registry import EnvironmentSpec, open_environment
+    from dreamgym.data.trajectories import read_trajectories
+    from dreamgym.envs.registry import EnvironmentSpec, as_environment, make, register
     from dreamgym.errors import DreamGymError
-    from dreamgym.protocols import Embedder, Environment, EnvironmentFactory, Policy, Retriever
+    from dreamgym.protocols import (
+        Annotator,
+        Embedder,
+        Environment,
+        EnvironmentFactory,
+        ExperienceModel,
+        Grader,
+        HasExpert,
+        HasWorldSheet,
+        LanguageModel,
+        Policy,
+        Retriever,
+    )
     from dreamgym.replay.buffer import ReplayBuffer
-    from dreamgym.rollouts import run_episode
+    from dreamgym.rl.dpo import DPO
+    from dreamgym.rl.grpo import GRPO
+    from dreamgym.rl.ppo import PPO
+    from dreamgym.rl.sft import SFT
     from dreamgym.testing import check_environment
+    from dreamgym.training.agent import Agent
+    from dreamgym.training.dream_loading import Dream
+    from dreamgym.training.experience_loading import load_experience_model
     from dreamgym.types import (
         Demonstration,
-        FailureKind,
         Outcome,
-        Provenance,
         RetrievalFilter,
+        RolloutGroup,
         State,
         Task,
         Trajectory,
@@ -34,72 +54,74 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOME = {
-    "collect": "collection",
-    "Config": "config",
-    "load_config": "config",
-    "EnvironmentSpec": "envs.registry",
-    "open_environment": "envs.registry",
-    "DreamGymError": "errors",
-    "Embedder": "protocols",
-    "Environment": "protocols",
-    "EnvironmentFactory": "protocols",
-    "Policy": "protocols",
-    "Retriever": "protocols",
-    "ReplayBuffer": "replay.buffer",
-    "builtin_dataset": "data.datasets",
-    "TrajectoryWriter": "data.trajectories",
-    "read_trajectories": "data.trajectories",
-    "run_episode": "rollouts",
-    "check_environment": "testing",
-    "Demonstration": "types",
-    "FailureKind": "types",
-    "Outcome": "types",
-    "Provenance": "types",
-    "RetrievalFilter": "types",
-    "State": "types",
-    "Task": "types",
-    "Trajectory": "types",
-    "Transition": "types",
-    "WorldSheet": "types",
+_MODULES = {
+    "api": ("audit", "collect", "evaluate", "fine_tune", "ingest", "rollout", "train"),
+    "config": ("Config", "load_config"),
+    "curriculum.entropy": ("reward_entropy",),
+    "curriculum.task_pool": ("TaskPool",),
+    "data.datasets": ("builtin_dataset",),
+    "data.trajectories": ("read_trajectories",),
+    "envs.registry": ("EnvironmentSpec", "as_environment", "make", "register"),
+    "errors": ("DreamGymError",),
+    "protocols": (
+        "Annotator",
+        "Embedder",
+        "Environment",
+        "EnvironmentFactory",
+        "ExperienceModel",
+        "Grader",
+        "HasExpert",
+        "HasWorldSheet",
+        "LanguageModel",
+        "Policy",
+        "Retriever",
+    ),
+    "replay.buffer": ("ReplayBuffer",),
+    "rl.dpo": ("DPO",),
+    "rl.grpo": ("GRPO",),
+    "rl.ppo": ("PPO",),
+    "rl.sft": ("SFT",),
+    "testing": ("check_environment",),
+    "training.agent": ("Agent",),
+    "training.dream_loading": ("Dream",),
+    "training.experience_loading": ("load_experience_model",),
+    "types": (
+        "Demonstration",
+        "Outcome",
+        "RetrievalFilter",
+        "RolloutGroup",
+        "State",
+        "Task",
+        "Trajectory",
+        "Transition",
+        "WorldSheet",
+    ),
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "Config",
-    "Demonstration",
-    "DreamGymError",
-    "Embedder",
-    "Environment",
-    "EnvironmentFactory",
-    "EnvironmentSpec",
-    "FailureKind",
-    "Outcome",
-    "Policy",
-    "Provenance",
-    "ReplayBuffer",
-    "RetrievalFilter",
-    "Retriever",
-    "State",
-    "Task",
-    "Trajectory",
-    "TrajectoryWriter",
-    "Transition",
-    "WorldSheet",
-    "builtin_dataset",
-    "check_environment",
-    "collect",
-    "load_config",
-    "open_environment",
-    "read_trajectories",
-    "run_episode",
-]
+__all__ = [  # noqa: RUF022 - by subject
+    # nouns
+    "Task", "State", "Outcome", "Transition", "Trajectory", "RolloutGroup", "WorldSheet", "Demonstration",
+    "RetrievalFilter", "DreamGymError",
+    # roles
+    "Environment", "EnvironmentFactory", "EnvironmentSpec", "HasWorldSheet", "HasExpert", "Policy",
+    "LanguageModel", "ExperienceModel", "Annotator", "Grader", "Embedder", "Retriever",
+    # parts of the loop
+    "Agent", "Dream", "TaskPool", "GRPO", "PPO", "SFT", "DPO", "ReplayBuffer", "Config",
+    # functions
+    "make", "register", "as_environment", "check_environment", "collect", "ingest", "fine_tune", "rollout",
+    "evaluate", "train", "audit", "reward_entropy", "load_config", "load_experience_model",
+    "read_trajectories", "builtin_dataset",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'dreamgym' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dreamgym.{_HOME[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*__all__, "__version__"])

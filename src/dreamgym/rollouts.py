@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 from dreamgym.errors import EndpointError, EpisodeFailedError, RolloutsFailingError
 from dreamgym.protocols import Environment, EnvironmentFactory, Policy, find_world_sheet
@@ -199,8 +200,8 @@ class GroupSettings:
 
 
 @dataclass(slots=True, kw_only=True)
-class GroupReport:
-    """The results of `run_groups`."""
+class GroupReport(Sequence[RolloutGroup]):
+    """The results of `run_groups`: a sequence of its groups, with the failures."""
 
     groups: list[RolloutGroup] = field(default_factory=list)
     """Complete groups, in the order of their tasks."""
@@ -213,6 +214,18 @@ class GroupReport:
     @property
     def failures(self) -> Counter[FailureKind]:
         return Counter(failure.kind for failure in self.dropped)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @overload
+    def __getitem__(self, index: int) -> RolloutGroup: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RolloutGroup]: ...
+
+    def __getitem__(self, index: int | slice) -> RolloutGroup | list[RolloutGroup]:
+        return self.groups[index]
 
 
 OnPause = Callable[[str], None]

@@ -109,8 +109,8 @@ def _read(pool: Path) -> TaskPool:
     path = pool_path(pool)
     if not path.exists() and pool.is_dir():
         raise ConfigError(
-            f"{pool} has no task pool ({path.name}): only runs with a curriculum have one (training in the dream "
-            "with curriculum.generator other than none, in an environment that can check new tasks)"
+            f"{pool} has no task pool ({path.name}): only runs with a curriculum have one (training in the "
+            "dream, curriculum.generator other than none, an environment that can check new tasks)"
         )
     return read_pool(path)
 

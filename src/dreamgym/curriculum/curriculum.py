@@ -33,8 +33,7 @@ class Curriculum:
         """
         Args:
             generator: None adds no tasks to the pool.
-            embedder: if given, similar tasks share their reward entropy. PPO needs this: it has no rollout
-            groups.
+            embedder: if given, similar tasks share their reward entropy, as PPO needs: it has no groups.
         """
         self.pool = pool
         self._generator = generator

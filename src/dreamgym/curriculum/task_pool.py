@@ -241,8 +241,7 @@ class TaskPool:
         return dict(entropy)
 
     def most_informative(self, count: int, *, above: float = 0.0) -> list[Task]:
-        """The tasks of highest reward entropy, best first: hard, and well-defined since some rollouts
-        succeed.
+        """The tasks of highest reward entropy, best first: hard, and possible since some rollouts succeed.
 
         Args:
             above: only tasks whose newest reward entropy exceeds this.

@@ -110,9 +110,7 @@ class PromptedExperienceModel:
             history=tuple(history[-settings.history :]) if settings.history else (),
             state=state.text,
             action=action,
-            demonstrations=tuple(
-                await retrieve(self._retriever, task, state, action, k=self._k)
-            ),
+            demonstrations=tuple(await retrieve(self._retriever, task, state, action, k=self._k)),
             text_limit=settings.text_limit,
         )
         request, context = self._fit(context)

@@ -21,7 +21,7 @@ from dreamgym.agents import (
     prompt_reply_pairs,
     tokenize,
 )
-from dreamgym.config import HF_PREFIX, AgentConfig, Config, validate
+from dreamgym.config import HF_PREFIX, AgentConfig, Config, TrainConfig, validate
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.files import atomic_directory
 from dreamgym.protocols import Environment
@@ -166,6 +166,38 @@ class Agent:
             )
 
         return make_policy
+
+    def warm_start(
+        self, trajectories: Sequence[Trajectory], *, steps: int = 300, seed: int = 0, **settings: Any
+    ) -> dict[str, float]:
+        """Supervised fine-tuning on the successful trajectories, as `train` does before its first step.
+
+        Args:
+            settings: of ``train.warm_start_*`` without the prefix, such as ``lr``, ``batch_size``.
+
+        Returns:
+            The metrics of the last update.
+
+        Raises:
+            ConfigError: no trajectory succeeds, or none fits the model's context.
+        """
+        from dreamgym.training.experience_run import known_environment
+        from dreamgym.training.warm_start import make_sft
+
+        chosen = {f"warm_start_{name}": value for name, value in {"steps": steps, **settings}.items()}
+        config = Config(agent=self.config, seed=seed, train=validate(TrainConfig, chosen, prefix="train."))
+        spec = known_environment(trajectories[0].task.environment) if trajectories else None
+        sft = make_sft(
+            self,
+            trajectories,
+            config,
+            refusals=spec.refusals if spec is not None else (),
+            think=spec.think if spec is not None else None,
+        )
+        metrics: dict[str, float] = {}
+        while not sft.done:
+            metrics = sft.step()
+        return metrics
 
     def tokenize(self, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
         """With the tokens that this agent would have read and sampled; episodes that do not fit its context

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from dreamgym.config import Config
-from dreamgym.envs.registry import EnvironmentSpec, environment_horizon
-from dreamgym.envs.synthetic import EpisodeStart, StartFor, SyntheticFactory
+from dreamgym.envs.synthetic import EpisodeStart, StartFor
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError
-from dreamgym.experience.world_sheet import TaskCheck
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.embedders import make_embedder
-from dreamgym.replay.sqlite import copy_store
-from dreamgym.replay.store import records
-from dreamgym.training.dream import RecordedStarts
-from dreamgym.training.experience_loading import (
-    OWN_BUFFER,
-    demonstrations_shown,
-    known_starts,
-    load_experience_model,
-)
+from dreamgym.training.dream_loading import Dream, OnRow, open_buffer, uses_demonstrations
 from dreamgym.training.run_dir import BUFFER, RunDir
-from dreamgym.types import Task, Trajectory, WorldSheet
-
-_CACHED_REPLIES = 20_000
-"""Of the experience model: a third of the requests of a step are repeats."""
-_BATCH = 50
-"""Trajectories stored in one transaction."""
-_HORIZON = 50
-"""Actions of an imagined episode where neither the settings nor the environment state a number."""
-OnRow = Callable[[int, int], None]
-"""Receives how many of how many trajectories are in the buffer."""
+from dreamgym.types import Task, Trajectory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +45,6 @@ class Overrides:
 async def open_episode_source(
     stack: AsyncExitStack,
     config: Config,
-    spec: EnvironmentSpec | None,
     folder: RunDir,
     offline: Sequence[Trajectory],
     given: Overrides,
@@ -77,118 +55,42 @@ async def open_episode_source(
         ConfigError: there are no tasks, or no experience model to imagine them with.
     """
     chosen, real = config.train, given.real
-    buffer = await _open_buffer(stack, config, folder, offline, given, on_row)
-    if chosen.tasks_from == "environment" and real is not None:
-        tasks = list(await real.tasks(chosen.split, chosen.num_tasks, seed=config.seed))
-        return EpisodeSource(factory=StepCounter(real), tasks=tasks, buffer=buffer)
-    name = real.name if real is not None and chosen.mode == "real" else config.environment.name
-    recorded = [t for t in offline if (t.task.environment, t.task.split) == (name, chosen.split)]
-    if not recorded:
-        raise ConfigError(
-            f"expected trajectories of environment {name!r}, split {chosen.split!r} to take tasks from, "
-            f"train.data={chosen.data} has none; set environment.name, train.split or train.data"
-        )
+    shown = given.experience_model is None and uses_demonstrations(config)
+    buffer: ReplayBuffer | None = None
+    if chosen.update_replay_buffer or shown:
+        path = folder.path / BUFFER
+        buffer = stack.enter_context(await open_buffer(path, config, offline, shown=shown, on_row=on_row))
     if chosen.mode == "real":
         assert real is not None
-        tasks = list({each.task.id: each.task for each in recorded}.values())[: chosen.num_tasks]
+        tasks = await _real_tasks(config, real, offline)
         return EpisodeSource(factory=StepCounter(real), tasks=tasks, buffer=buffer)
-    starts = RecordedStarts(recorded, recombine=_can_succeed(config, spec))
-    tasks = starts.tasks[: chosen.num_tasks]
-    model, refusal_ends = _experience_model(config, given, buffer, recorded)
 
-    def start_for(task: Task, seed: int) -> EpisodeStart | None:
-        found = starts(task, seed)
-        return found if found is not None or given.start_for is None else given.start_for(task, seed)
+    def start_for(task: Task, seed: int) -> EpisodeStart | None:  # a curriculum sets it later
+        return None if given.start_for is None else given.start_for(task, seed)
 
-    refuses = chosen.on_unreadable_reply == "refuse" and spec is not None and spec.refusals
-    dream = SyntheticFactory(
-        model,
-        tasks,
-        start_for,
-        horizon=chosen.horizon or environment_horizon(spec, config.environment.options) or _HORIZON,
-        refusal_ends=refusal_ends,
-        unreadable=spec.refusals[0] if spec is not None and refuses else None,
-    )
-    return EpisodeSource(factory=StepCounter(dream), tasks=tasks, buffer=buffer, experience_model=model)
-
-
-def _can_succeed(config: Config, spec: EnvironmentSpec | None) -> TaskCheck | None:
-    if config.train.start_states == "recorded":
-        return None
-    if spec is None or spec.can_succeed is None:
-        raise ConfigError(
-            f"train.start_states=recombined: environment {config.environment.name!r} has no check that "
-            "a task can succeed from other facts (can_succeed); use recorded"
-        )
-    known = spec.can_succeed
-
-    def can_succeed(task: Task, sheet: WorldSheet) -> bool:
-        return known(task, sheet)
-
-    return can_succeed
-
-
-def _experience_model(
-    config: Config,
-    given: Overrides,
-    buffer: ReplayBuffer | None,
-    recorded: Sequence[Trajectory],
-) -> tuple[ExperienceModel, bool]:
-    """The experience model, and whether a refusal ends an episode."""
     if given.experience_model is not None:
-        return given.experience_model, False
-    name = config.train.experience
-    if name is None:
-        raise ConfigError("expected train.experience to name the run of an experience model")
-    loaded = load_experience_model(
-        name,
-        config,
-        reward=config.train.reward,
-        retriever=buffer,
-        models=given.models,
-        starts=known_starts(recorded),
-        cached_replies=_CACHED_REPLIES,
+        dream = Dream(given.experience_model, offline, config, buffer=buffer, start_for=start_for)
+    else:
+        dream = Dream.create(config, offline, buffer, models=given.models, start_for=start_for)
+    stack.push_async_callback(dream.aclose)
+    return EpisodeSource(
+        factory=StepCounter(dream),
+        tasks=list(dream.known_tasks),
+        buffer=buffer,
+        experience_model=dream.experience_model,
     )
-    return loaded.model, loaded.run.experience.refusal_ends
 
 
-def _shown(config: Config, given: Overrides) -> int:
-    """The number of demonstrations in the experience model's prompt."""
-    name = config.train.experience
-    if config.train.mode != "dream" or given.experience_model is not None or name is None:
-        return 0
-    return demonstrations_shown(name, config)
-
-
-async def _open_buffer(
-    stack: AsyncExitStack,
-    config: Config,
-    folder: RunDir,
-    offline: Sequence[Trajectory],
-    given: Overrides,
-    on_row: OnRow,
-) -> ReplayBuffer | None:
-    """The run's own replay buffer: other runs with the same experience model must not see its rows.
-
-    It starts with the offline trajectories if the experience model uses demonstrations.
-    """
-    settings, shown = config.replay, _shown(config, given)
-    if not config.train.update_replay_buffer and not shown:
-        return None
-    path = folder.path / BUFFER
-    if shown and config.train.experience is not None and not path.exists():
-        copy_store(
-            Path(config.train.experience) / OWN_BUFFER,
-            path,
-            embedder=make_embedder(settings.embedder).identity,
-            trajectories={each.id for each in offline if each.transitions},
+async def _real_tasks(config: Config, real: EnvironmentFactory, offline: Sequence[Trajectory]) -> list[Task]:
+    chosen = config.train
+    if chosen.tasks_from == "environment":
+        return list(await real.tasks(chosen.split, chosen.num_tasks, seed=config.seed))
+    place = (real.name, chosen.split)
+    recorded = {t.task.id: t.task for t in offline if (t.task.environment, t.task.split) == place}
+    if not recorded:
+        raise ConfigError(
+            f"expected trajectories of environment {place[0]!r}, split {place[1]!r} to take tasks from, "
+            f"train.data={chosen.data} has none; set environment.name, train.split or train.data, or "
+            "train.tasks_from=environment"
         )
-    buffer = stack.enter_context(ReplayBuffer.open_configured(path, settings))
-    if shown:
-        known = await buffer.known([each.id for each in offline])
-        missing = [each for each in offline if len(known.get(each.id, ())) < len(each)]
-        for start in range(0, len(missing), _BATCH):
-            some = missing[start : start + _BATCH]
-            await buffer.add([row for each in some for row in records(each)])
-            on_row(start + len(some), len(missing))
-    return buffer
+    return list(recorded.values())[: chosen.num_tasks]

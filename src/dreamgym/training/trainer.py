@@ -214,7 +214,7 @@ async def _train_rl(
         given.real = open_environment(config.environment.name, config.environment.options)
         stack.push_async_callback(given.real.aclose)
     source = await open_episode_source(
-        *(stack, config, run.spec, run_dir, run.offline, given),
+        *(stack, config, run_dir, run.offline, given),
         lambda done, total: run.report("replay buffer", done, total),
     )
     if given.models is not None:

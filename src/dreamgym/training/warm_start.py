@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
@@ -15,6 +15,9 @@ from dreamgym.training.agent import Agent
 from dreamgym.training.metrics import MetricsLog
 from dreamgym.training.run_dir import METRICS, WARM_START, RunDir
 from dreamgym.types import State, Task, Trajectory, Transition, history
+
+if TYPE_CHECKING:
+    from dreamgym.rl.sft import SFT
 
 _LOG_EVERY = 10
 _SAVE_EVERY = 100
@@ -46,6 +49,45 @@ async def warm_start(
     Raises:
         ConfigError: there is no success to train on.
     """
+    sft = make_sft(agent, trajectories, config, refusals=refusals, think=think)
+    state = folder.load(WARM_START)
+    if state is not None:
+        sft.load_state_dict(state)
+    started = time.perf_counter() - seconds_of(state)
+
+    def save() -> None:
+        folder.save(WARM_START, sft.state_dict() | {"seconds": time.perf_counter() - started})
+
+    with MetricsLog(folder.path / METRICS) as log:
+        try:
+            while not sft.done:
+                row = sft.step()
+                if sft.steps % _LOG_EVERY == 0 or sft.done:
+                    log.append(
+                        {
+                            "kind": "warm start",
+                            "step": sft.steps,
+                            "trajectories": len(sft.packed.sequences),
+                            **row,
+                        }
+                    )
+                    on_update(sft.steps, row)
+                if sft.steps % _SAVE_EVERY == 0:
+                    save()
+                await asyncio.sleep(0)  # a cancelled task stops here
+        finally:
+            save()
+
+
+def make_sft(
+    agent: Agent,
+    trajectories: Sequence[Trajectory],
+    config: Config,
+    *,
+    refusals: Collection[str] = (),
+    think: Think | None = None,
+) -> SFT:
+    """The supervised fine-tuning of a warm start, by the settings ``train.warm_start_*``."""
     from dreamgym.rl.sft import SFT
 
     settings = config.train
@@ -62,7 +104,7 @@ async def warm_start(
     rates: dict[str, Any] = agent.sft_rates | {
         name: rate for name, rate in chosen.items() if rate is not None
     }
-    sft = SFT(
+    return SFT(
         agent,
         data,
         config.learner,
@@ -72,26 +114,6 @@ async def warm_start(
         loss_mask=lambda turn: turn.outcome.next_state.text not in refusals,
         **rates,
     )
-    state = folder.load(WARM_START)
-    if state is not None:
-        sft.load_state_dict(state)
-    started = time.perf_counter() - seconds_of(state)
-
-    def save() -> None:
-        folder.save(WARM_START, sft.state_dict() | {"seconds": time.perf_counter() - started})
-
-    with MetricsLog(folder.path / METRICS) as log:
-        try:
-            while not sft.done:
-                row = sft.step()
-                if sft.steps % _LOG_EVERY == 0 or sft.done:
-                    log.append({"kind": "warm start", "step": sft.steps, "trajectories": len(data), **row})
-                    on_update(sft.steps, row)
-                if sft.steps % _SAVE_EVERY == 0:
-                    save()
-                await asyncio.sleep(0)  # a cancelled task stops here
-        finally:
-            save()
 
 
 def sample_successes(trajectories: Sequence[Trajectory], most: int | None, seed: int) -> list[Trajectory]:
