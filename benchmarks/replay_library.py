@@ -189,7 +189,6 @@ class Faiss:
     def __init__(self, library: Library) -> None:
         faiss: Any = load_faiss()
         faiss.omp_set_num_threads(1)
-        faiss.cvar.distance_compute_blas_threshold = 20
         self.faiss = faiss
         self.library = library
         self.good = np.flatnonzero(library.rewards >= 1.0)

@@ -24,6 +24,8 @@ Scores: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 _QUERIES_AT_ONCE: Final = 64
+_FAISS_QUERIES: Final = 4
+"""Fewer queries are faster one by one with NumPy: each is one matrix-vector product."""
 _BLAS_LOCK: Final = threading.Lock()
 
 
@@ -37,8 +39,8 @@ def load_faiss() -> Any:
         import faiss
     except ImportError:
         raise MissingExtraError("the approximate index", "faiss") from None
-    # From 4 queries on, one matrix product is faster than one scan per query; the default is 128,000.
-    faiss.cvar.distance_compute_blas_threshold = 4
+    # One matrix product instead of one scan per query; the default is 128,000 queries.
+    faiss.cvar.distance_compute_blas_threshold = _FAISS_QUERIES
     return faiss
 
 
@@ -57,16 +59,17 @@ def top_k(queries: Keys, keys: Keys, k: int) -> tuple[Scores, Ids]:
     Scores have single precision; rows that differ by less than that may come in any order.
     """
     k = min(k, len(keys))
-    if has_faiss():
+    if len(queries) >= _FAISS_QUERIES and has_faiss():
         faiss = load_faiss()
         faiss.omp_set_num_threads(1)  # holds for the calling thread
         scores, ids = faiss.knn(queries, keys, k, metric=faiss.METRIC_INNER_PRODUCT)
         return scores, ids
     scores, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-    for start in range(0, len(queries), _QUERIES_AT_ONCE):
-        part = slice(start, start + _QUERIES_AT_ONCE)
+    width = 1 if has_faiss() else _QUERIES_AT_ONCE
+    for start in range(0, len(queries), width):
+        part = slice(start, start + width)
         with one_blas_thread():
-            products = queries[part] @ keys.T
+            products = queries[part] @ keys.T if width > 1 else (keys @ queries[start])[None]
         best = np.argpartition(products, len(keys) - k, axis=1)[:, len(keys) - k :]
         found = np.take_along_axis(products, best, axis=1)
         order = np.argsort(-found, axis=1)
