@@ -1,13 +1,15 @@
-"""How fast a local model generates here: ratios against `generate`, and the share of what is possible.
+"""Generation speed of local models: ratio to transformers' `generate`, and share of the matrix products.
 
     python benchmarks/generation.py [--quick] [--json] [--preset tiny] [--family lfm2] [--threads N]
 
-Episodes of 10 turns on the texts of shipped trajectories: each turn the model writes 16 tokens, then the
-environment's next state is appended. Both sides play the same episodes greedily on the same weights, in turn,
-in the same run. `generate` gets every conversation whole each turn, tokens ready, in one batch with left
-padding; many episodes are compared with its best batch up to 64 (larger ones are slower here: their
-intermediate results leave the caches). The limit is the time of the matrix products alone: every product of
-every step of ours, same shapes and weights, nothing between them.
+Episodes have 10 turns on texts of shipped trajectories: each turn the model generates 16 tokens, then the
+environment's next state is appended. Both sides play the same episodes greedily on the same weights and
+alternate in one run. `generate` gets the tokens of the whole conversation each turn, in one batch with left
+padding. N episodes are compared with its best batch of up to 64; larger batches are slower, as their
+intermediate results exceed the processor caches. The limit is the time of the matrix products alone: each
+product of each of our steps, with the same shapes and weights.
+
+generation_peers.py compares with llama.cpp and transformers' `generate_batch`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,15 +36,13 @@ from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.types import CompletionRequest
 
 TURNS = 10
-WRITTEN = 16
-"""Tokens per turn."""
-LARGEST_BATCH = 64
-"""Of `generate`."""
+TOKENS_PER_TURN = 16
+MAX_GENERATE_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the environment says in one episode."""
+    """The environment's texts of one episode."""
 
     start: str
     states: list[str]
@@ -50,11 +50,33 @@ class Script:
 
 @dataclass(slots=True)
 class Played:
-    """One way of playing all episodes once."""
+    """Time and texts of one pass over all episodes."""
 
     wall: float = 0.0
     cpu: float = 0.0
     texts: list[list[str]] = field(default_factory=list)
+
+
+class Conversation:
+    """The tokens of one episode: generated ones are kept, the environment's are prepared in advance."""
+
+    def __init__(self, tokenizer: Any, script: Script) -> None:
+        self._tokenizer = tokenizer
+        self.tokens: list[int] = list(tokenizer(script.start + "\n>").input_ids)
+        self._states = [
+            tokenizer(f"\n{state}\n>", add_special_tokens=False).input_ids for state in script.states
+        ]
+        self.final_length = len(self.tokens) + sum(TOKENS_PER_TURN + len(state) for state in self._states)
+        self.texts: list[str] = []
+
+    @property
+    def finished(self) -> bool:
+        return len(self.texts) == len(self._states)
+
+    def add(self, generated: Sequence[int]) -> None:
+        assert len(generated) == TOKENS_PER_TURN
+        self.tokens = [*self.tokens, *generated, *self._states[len(self.texts)]]
+        self.texts.append(self._tokenizer.decode(generated, skip_special_tokens=True))
 
 
 def main() -> None:
@@ -63,24 +85,26 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--family", default="lfm2", choices=["lfm2", "llama"])
-    parser.add_argument("--threads", type=int, default=1, help="of both sides; more want an idle machine")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of both sides; more than 1 needs an idle machine"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     scripts, tokenizer = read_scripts(256)
     model = make_model(arguments.preset, tokenizer, family=arguments.family)
-    model.generation_config.eos_token_id = None  # every turn is equally long on both sides
+    model.generation_config.eos_token_id = None  # every turn has the same length on both sides
     result: dict[str, Any] = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
         "threads": arguments.threads,
         "model": f"{arguments.family} {arguments.preset}, {model.num_parameters():,} parameters",
         "turns": TURNS,
-        "tokens_per_turn": WRITTEN,
+        "tokens_per_turn": TOKENS_PER_TURN,
         "episodes": {},
     }
-    theirs: dict[int, list[Played]] = {}
+    generate: dict[int, list[Played]] = {}
     for episodes in (1, 16, 64) if arguments.quick else (1, 16, 64, 256):
         rounds = 3 if episodes < 64 and not arguments.quick else 1
-        result["episodes"][episodes] = compare(model, tokenizer, scripts[:episodes], rounds, theirs)
+        result["episodes"][episodes] = compare(model, tokenizer, scripts[:episodes], rounds, generate)
     print(json.dumps(result, indent=2) if arguments.json else table(result))
 
 
@@ -93,38 +117,38 @@ def read_scripts(count: int) -> tuple[list[Script], Any]:
             *states,
             *(transition.action for transition in trajectory.transitions),
         ]
-        # Experts' episodes are about equally long, which spares `generate` most of its padding.
+        # Expert episodes have similar lengths, so `generate` needs little padding.
         if len(states) >= TURNS and trajectory.provenance.policy == "expert":
             scripts.append(Script(trajectory.start.text, states[:TURNS]))
     return scripts[:count], make_tokenizer(texts)
 
 
 def compare(
-    model: Any, tokenizer: Any, scripts: list[Script], rounds: int, theirs: dict[int, list[Played]]
+    model: Any, tokenizer: Any, scripts: list[Script], rounds: int, generate: dict[int, list[Played]]
 ) -> dict[str, Any]:
-    """Of so many episodes at once; `theirs` collects what `generate` did with batches up to this size."""
+    """Play the episodes at once; `generate` collects the results of `generate` by batch size."""
     ours, limits = [], []
     for _ in range(rounds):
         played, steps, reused = play_ours(model, tokenizer, scripts)
         ours.append(played)
         limits.append(time_products(model, steps))
-        if len(scripts) <= LARGEST_BATCH:
-            theirs.setdefault(len(scripts), []).append(play_theirs(model, tokenizer, scripts))
-    wall, cpu = (middle(ours, name) for name in ("wall", "cpu"))
-    batches = {size: middle(played, "wall") / size for size, played in theirs.items()}
+        if len(scripts) <= MAX_GENERATE_BATCH:
+            generate.setdefault(len(scripts), []).append(play_generate(model, tokenizer, scripts))
+    wall, cpu = median(ours, "wall"), median(ours, "cpu")
+    batches = {size: median(played, "wall") / size for size, played in generate.items()}
     best = min(batches, key=lambda size: batches[size])
-    written = len(scripts) * TURNS * WRITTEN
-    pairs = zip(ours[-1].texts, theirs[best][-1].texts, strict=False)
+    written = len(scripts) * TURNS * TOKENS_PER_TURN
+    pairs = zip(ours[-1].texts, generate[best][-1].texts, strict=False)
     same = [a == b for mine, other in pairs for a, b in zip(mine, other, strict=True)]
     layers, attention, cpu_limit = (
         statistics.median(x[n] for x in limits) for n in ("layers", "attention", "cpu")
     )
     return {
         "ours_tokens_per_second": written / wall,
-        "generate_tokens_per_second": TURNS * WRITTEN / batches[best],
+        "generate_tokens_per_second": TURNS * TOKENS_PER_TURN / batches[best],
         "generate_batch": best,
         "ratio": batches[best] * len(scripts) / wall,
-        "ratio_of_cpu_time": middle(theirs[best], "cpu") / best * len(scripts) / cpu,
+        "ratio_of_cpu_time": median(generate[best], "cpu") / best * len(scripts) / cpu,
         "milliseconds_per_step": 1e3 * wall / len(steps),
         "products_tokens_per_second": written / (layers + attention),
         "share_of_limit": (layers + attention) / wall,
@@ -135,7 +159,7 @@ def compare(
     }
 
 
-def middle(played: list[Played], name: str) -> float:
+def median(played: list[Played], name: str) -> float:
     return float(statistics.median(getattr(one, name) for one in played))
 
 
@@ -143,7 +167,7 @@ def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played
     language_model = LocalLanguageModel(model, tokenizer, stop_token_ids=())
     steps: list[Step] = []
 
-    class Noting:
+    class RecordingForward:
         def __init__(self, forward: PackedForward) -> None:
             self.reach, self.refresh, self.forward = forward.reach, forward.refresh, forward
 
@@ -154,7 +178,9 @@ def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played
     async def episode(number: int, script: Script) -> list[str]:
         conversation, texts = script.start + "\n>", []
         for state in script.states:
-            request = CompletionRequest(prompt=conversation, conversation=str(number), max_tokens=WRITTEN)
+            request = CompletionRequest(
+                prompt=conversation, conversation=str(number), max_tokens=TOKENS_PER_TURN
+            )
             texts.append((await language_model.complete(request)).text)
             conversation += f"{texts[-1]}\n{state}\n>"
         return texts
@@ -167,41 +193,32 @@ def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played
     for worker in language_model._workers.all:
         backend = worker.scheduler._backend
         assert isinstance(backend, PackedBackend)
-        backend.forward = Noting(backend.forward)
+        backend.forward = RecordingForward(backend.forward)
     played = timed(lambda: asyncio.run(all_episodes()))
     stats = language_model.stats
     return played, steps, stats.reused_tokens / stats.prompt_tokens
 
 
-def play_theirs(model: Any, tokenizer: Any, scripts: list[Script]) -> Played:
-    """Tokens of a conversation are kept, not made again: only `generate` is worked."""
-
-    def tokens_of(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
-
+def play_generate(model: Any, tokenizer: Any, scripts: list[Script]) -> Played:
     pad = tokenizer.pad_token_id
-    conversations = [[tokenizer.bos_token_id, *tokens_of(script.start + "\n>")] for script in scripts]
-    texts: list[list[str]] = [[] for _ in scripts]
-    said = [[tokens_of(f"\n{state}\n>") for state in script.states] for script in scripts]
+    conversations = [Conversation(tokenizer, script) for script in scripts]
 
     def play() -> list[list[str]]:
-        for turn in range(TURNS):
-            longest = max(map(len, conversations))
-            inputs = torch.tensor([[pad] * (longest - len(tokens)) + tokens for tokens in conversations])
-            mask = torch.tensor(
-                [[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in conversations]
-            )
+        while not conversations[0].finished:
+            rows = [conversation.tokens for conversation in conversations]
+            longest = max(map(len, rows))
+            inputs = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
+            mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
             output = model.generate(
                 input_ids=inputs,
                 attention_mask=mask,
-                max_new_tokens=WRITTEN,
+                max_new_tokens=TOKENS_PER_TURN,
                 do_sample=False,
                 pad_token_id=pad,
             )
-            for number, row in enumerate(output[:, longest:].tolist()):
-                texts[number].append(tokenizer.decode(row, skip_special_tokens=True))
-                conversations[number] += row + said[number][turn]
-        return texts
+            for conversation, row in zip(conversations, output[:, longest:].tolist(), strict=True):
+                conversation.add(row)
+        return [conversation.texts for conversation in conversations]
 
     with torch.inference_mode():
         return timed(play)
@@ -215,7 +232,7 @@ def timed(play: Callable[[], list[list[str]]]) -> Played:
 
 @torch.inference_mode()
 def time_products(model: Any, steps: list[Step]) -> dict[str, float]:
-    """Seconds of the matrix products of these steps and of nothing else."""
+    """Seconds of the matrix products of these steps alone."""
     config = model.config
     layers = [
         module.weight.t() for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
