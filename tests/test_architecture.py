@@ -31,6 +31,7 @@ STAGES = {"envs", "replay", "models", "experience", "rl", "curriculum"}
 COMPOSITION = {
     "agents",
     "prompted_policy",
+    "play",
     "rollouts",
     "collection",
     "training",

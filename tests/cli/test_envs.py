@@ -67,9 +67,14 @@ def test_a_broken_plugin_is_listed_as_such_beside_the_others(plugins: Path) -> N
 
 def test_an_environment_of_another_package_is_described_with_its_options(plugins: Path) -> None:
     described = json.loads(envs(plugins, "describe", "hall", "--set", "length=3", "--json").stdout)
-    assert described["options"] == [{"name": "length", "type": "int", "default": 5, "description": ""}]
+    assert described["options"] == [
+        {"name": "length", "type": "whole number", "default": 5, "description": ""}
+    ]
     assert described["experts"] == ["walker"]
     assert described["example"]["state"].endswith("of 3.")
+    for option in json.loads(envs(plugins, "describe", "textworld", "--json").stdout)["options"]:
+        assert "Literal" not in option["type"]
+        assert "|" not in option["type"]
     table = envs(plugins, "describe", "hall")
     assert "a [hall]" in table.stdout
 

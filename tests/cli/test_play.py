@@ -9,14 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.cli.play import HELP, find_task, play
+from dreamgym.cli import console
+from dreamgym.config import Config
 from dreamgym.data.trajectories import read_trajectories
+from dreamgym.envs.registry import find_environment
 from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.errors import ConfigError
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings
+from dreamgym.models.registry import LanguageModels
+from dreamgym.play import HELP, PlaySession, find_task, imagined_episode, play
 from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.testing.corridor import CorridorFactory
+from dreamgym.training.experience_loading import LoadedExperienceModel
+from dreamgym.training.experience_run import ExperienceRun
 from dreamgym.types import Task, Trajectory, WorldSheet
 from tests.command import INTERRUPTIBLE
 
@@ -31,7 +37,11 @@ class Terminal:
 
     async def read(self) -> str:
         assert self.process.stdout is not None
-        return (await asyncio.wait_for(self.process.stdout.readuntil(PROMPT), 60)).decode()[: -len(PROMPT)]
+        return (
+            (await asyncio.wait_for(self.process.stdout.readuntil(PROMPT), 60))
+            .decode()[: -len(PROMPT)]
+            .rstrip("\n")
+        )
 
     async def type(self, line: bytes) -> str:
         assert self.process.stdin is not None
@@ -90,10 +100,14 @@ def runner() -> Iterator[asyncio.Runner]:
         yield made
 
 
+def show(text: str, style: str) -> None:
+    console.out.print(console.visible(text, style), soft_wrap=True)
+
+
 def corridor(runner: asyncio.Runner, *lines: str) -> Trajectory:
     factory = CorridorFactory(length=4)
     task = runner.run(find_task(factory, "train", "4-1-3", seed=0))
-    return play(factory.make(task), lines, runner=runner)
+    return play(factory.make(task), lines, runner=runner, show=show)
 
 
 def test_an_episode_left_early_is_truncated_and_saving_goes_on_after_a_failure(
@@ -109,11 +123,47 @@ def test_an_episode_left_early_is_truncated_and_saving_goes_on_after_a_failure(
     assert [step.action for step in played.transitions] == ["go east", "dance"]
     assert [step.outcome.truncated for step in played.transitions] == [False, True]
     told = capsys.readouterr().out
-    assert "Where to?" in told
-    assert "Nothing was done yet." in told
-    assert "That failed: " in told
-    assert "Was saved already" in told
+    assert "expected a folder: :save DIR" in told
+    assert "There is no action to save yet." in told
+    assert "error: " in told
+    assert "Already saved" in told
     assert [len(each) for each in read_trajectories(tmp_path / "a")] == [1, 2]
+
+
+def test_turns_are_separated_and_ctrl_c_says_whether_anything_is_lost(
+    runner: asyncio.Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def typed(*lines: str) -> Iterator[str]:
+        yield from lines
+        raise KeyboardInterrupt
+
+    factory = CorridorFactory(length=4)
+    task = runner.run(find_task(factory, "train", "4-1-3", seed=0))
+    for lines, lost in ((("go east",), True), (("go east", f":save {tmp_path}"), False), ((), False)):
+        with pytest.raises(KeyboardInterrupt):
+            play(factory.make(task), typed(*lines), runner=runner, show=show)
+        printed = capsys.readouterr().out
+        assert ("this episode was not saved" in printed) is lost
+        assert "You are at door 2 of 4.\n\n" in printed or not lines
+
+
+def test_an_imagined_episode_has_the_split_and_horizon_of_its_run(runner: asyncio.Runner) -> None:
+    config = Config.model_validate({"environment": {"name": "textworld"}, "train": {"horizon": 7}})
+    spec = find_environment("textworld")
+    model = ScriptedLanguageModel(lambda request: "next: A kitchen.")
+    run = ExperienceRun.of(config, spec, annotator="rules", splits=["validation"])
+    loaded = LoadedExperienceModel(
+        model=ReasoningExperienceModel(model, name="test", settings=PromptSettings()),
+        run=run,
+        grader="model",
+        prompted=False,
+        models=LanguageModels(config),
+    )
+    episode = runner.run(
+        imagined_episode(loaded, config, spec, split=None, wanted="0", sources=[], show=show)
+    )
+    assert (episode.task.split, episode._horizon) == ("validation", 7)
+    assert PlaySession(episode, runner, show).trajectory().start.text == "A kitchen."
 
 
 def test_meta_commands_are_not_actions(runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +184,7 @@ def test_meta_commands_are_not_actions(runner: asyncio.Runner, capsys: pytest.Ca
     assert "did you mean ':actions'?" in told
     assert "There is no expert 'runner'" in told
     assert "No reasoning" in told
-    assert "None: nothing was done yet, the environment is real" in told
+    assert "No demonstrations: no action yet, a real environment" in told
     assert "door 3: unlocked" in told
 
 
@@ -161,7 +211,7 @@ def dream(runner: asyncio.Runner, next_state: str, *lines: str) -> Trajectory:
         WorldSheet(facts=(("openable", "safe 1"),)),
         horizon=50,
     )
-    return play(environment, lines, runner=runner, experience_model="test")
+    return play(environment, lines, runner=runner, show=show, experience_model="test")
 
 
 def test_a_dream_is_played_alike_and_says_why(
@@ -171,9 +221,9 @@ def test_a_dream_is_played_alike_and_says_why(
     told = capsys.readouterr().out
     assert "safe 1: openable" in told
     assert "has no expert" in told
-    assert "That failed: test, 3 attempts" in told
+    assert "error: test, 3 attempts" in told
     assert "It opens.\nThe episode is over: success, reward 1, 1 steps." in told
-    assert "it is closed.\nconfidence: not stated; reward by: model" in told
+    assert "it is closed.\nconfidence: unknown; grader: model" in told
     assert "safe 1: openable, opened\nThe last action changed:\n+ safe 1: opened" in told
     assert (played.provenance.source, played.provenance.experience_model) == ("synthetic", "test")
 

@@ -7,7 +7,8 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -57,10 +58,39 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
             place = name if section is info.annotation else f"{name}.NAME"
             yield from settings(section, f"{prefix}{place}.")
             continue
-        kind = getattr(info.annotation, "__name__", None)
-        if get_args(info.annotation) or kind is None:
-            kind = str(info.annotation).replace("typing.", "").replace("pathlib.", "")
+        kind = type_in_words(info.annotation)
         yield f"{prefix}{name}", kind, info.get_default(call_default_factory=True), info.description or ""
+
+
+_TYPE_WORDS = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    Path: "path",
+    type(None): "none",
+    Any: "any value",
+}
+
+
+def type_in_words(kind: Any) -> str:
+    """The type of a setting in plain words.
+
+    >>> type_in_words(int | None), type_in_words(Literal["both", "cooking"]), type_in_words(list[str])
+    ('whole number or none', 'one of: both, cooking', 'list of text')
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return f"one of: {', '.join(str(value) for value in arguments)}"
+    if origin in (Union, UnionType):
+        return " or ".join(type_in_words(part) for part in arguments)
+    if origin in (list, tuple, set, frozenset):
+        return f"list of {type_in_words(arguments[0])}"
+    if origin is dict:
+        return f"table of {type_in_words(arguments[1])}"
+    if origin is Annotated:
+        return type_in_words(arguments[0])
+    return _TYPE_WORDS.get(kind, str(getattr(kind, "__name__", kind)))
 
 
 def nearest_name(wanted: str, known: Sequence[str]) -> str:
