@@ -280,7 +280,7 @@ def table(result: dict[str, Any]) -> str:
         f"{result['machine']}; {result['rounds']} rounds of {result['requests_in_a_round']} requests, "
         f"{result['in_flight']} in flight, {WRITTEN} tokens each",
         "",
-        "asked by            requests/s [quartiles]  of the load generator    CPU of the asker, ms/request",
+        "client              requests/s [quartiles]  of the load generator    client CPU, ms/request",
     ]
     for name, row in result["ways"].items():
         rates = sorted(row["per_second"])

@@ -195,7 +195,7 @@ def _make_session(aiohttp: Any, max_connections: int) -> Any:
 
 async def _read(reply: Any) -> bytes:
     if reply.headers.get("Content-Encoding", "identity") != "identity":
-        # We asked for plain text; a small compressed body may expand to a huge one.
+        # Not requested: a small compressed body may expand to a huge one.
         raise RequestFailedError(
             FailureKind.SERVER_DOWN, "the reply is compressed, which was not requested", maybe_billed=True
         )

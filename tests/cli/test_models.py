@@ -67,8 +67,8 @@ def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
     assert checked.returncode == 0, checked.stderr
     for step in ("reachable", "chat", "json schema", "speed", "predictions"):  # also without a terminal
         assert f"checking {step}" in checked.stderr
-    told = json.loads(checked.stdout)
-    good = {each["name"]: each["good"] for each in told["findings"]}
+    result = json.loads(checked.stdout)
+    good = {each["name"]: each["good"] for each in result["findings"]}
     assert good == {
         "reachable": True,
         "chat": True,
@@ -80,11 +80,11 @@ def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
         "speed": None,
         "as experience model": None,  # untrained weights write no state
     }
-    assert "of 12 replies readable" in told["findings"][-1]["detail"]
+    assert "of 12 replies readable" in result["findings"][-1]["detail"]
     assert "k-17" not in checked.stdout + checked.stderr
 
 
-async def test_a_server_that_speaks_one_kind_is_told_from_one_that_is_not_there() -> None:
+async def test_a_server_with_another_model_is_distinguished_from_none() -> None:
     async with served() as server:
         wrong = server.settings(model="other", max_attempts=1, context_length=1024)
         found = {each.name: each for each in await check_endpoint("x", wrong)}
@@ -137,7 +137,7 @@ def test_an_unknown_name_without_network_is_refused_quickly(monkeypatch: pytest.
         find_weights("hf:./no/such/folder")
 
 
-def test_what_holds_no_weights_is_not_served(tmp_path: Path) -> None:
+def test_a_directory_without_weights_is_not_served(tmp_path: Path) -> None:
     refused = dreamgym("models", "serve", tmp_path)
     assert refused.returncode == 2
     assert "found no weights" in refused.stderr
@@ -156,7 +156,7 @@ def test_an_openai_name_and_an_address_make_an_endpoint(monkeypatch: pytest.Monk
             with_base_url(wrong, "http://b/v1")
 
 
-def test_a_check_takes_its_model_as_an_option_and_needs_exactly_one() -> None:
+def test_check_takes_its_model_as_argument_or_option() -> None:
     with ScriptedServer(lambda request: "yes") as server:
         address = ("--model", "openai:scripted", "--base-url", f"{server.url}/v1")
         checked = dreamgym("models", "check", *address, "--requests", 2, "--json")

@@ -1,4 +1,4 @@
-"""Through a proxy that breaks things: no reply lost, none counted twice, none wrong, and no hang."""
+"""Through the chaos proxy: no reply is lost, wrong or counted twice, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_plan_is_the_same_every_time_and_has_its_shares() -> None:
         ChaosPlan(dropped=0.7, limited=0.7)
 
 
-async def test_every_reply_through_the_storm_is_the_right_one_and_is_counted_once() -> None:
+async def test_every_reply_through_the_chaos_proxy_is_right_and_counted_once() -> None:
     count = 200
     async with served() as server, ChaosProxy(server.url, STORM) as proxy, asyncio.timeout(60):
         usage = Usage()
@@ -80,8 +80,8 @@ async def test_every_reply_through_the_storm_is_the_right_one_and_is_counted_onc
         await endpoint.aclose()
 
 
-async def test_rollouts_through_the_storm_are_those_of_fair_weather() -> None:
-    """The same groups, word for word: what a policy learns from does not depend on the network."""
+async def test_rollouts_through_the_chaos_proxy_equal_those_without() -> None:
+    """The data that a policy learns from does not depend on the network."""
 
     async def play(url: str, attempts: int) -> list[Trajectory]:
         endpoint = Endpoint("x", server.settings(url=url, max_attempts=attempts, timeout_seconds=5))
@@ -101,9 +101,9 @@ async def test_rollouts_through_the_storm_are_those_of_fair_weather() -> None:
         return [each for group in report.groups for each in group.trajectories]
 
     async with served() as server, ChaosProxy(server.url, STORM) as proxy, asyncio.timeout(60):
-        fair, stormy = await play(server.url, 1), await play(proxy.url, 12)
-        assert [[turn.action for turn in each.transitions] for each in fair] == [
-            [turn.action for turn in each.transitions] for each in stormy
+        direct, proxied = await play(server.url, 1), await play(proxy.url, 12)
+        assert [[turn.action for turn in each.transitions] for each in direct] == [
+            [turn.action for turn in each.transitions] for each in proxied
         ]
         assert sum(proxy.faults.values()) > 10
-        assert all(turn.outcome.next_state.text for each in stormy for turn in each.transitions)
+        assert all(turn.outcome.next_state.text for each in proxied for turn in each.transitions)

@@ -1,4 +1,4 @@
-"""Endpoints through real HTTP: the same answers as in process, asked once, kept, and refused by kind."""
+"""Endpoints over real HTTP: the same replies as in process, single flight, cache and typed failures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_reply_over_http_is_the_one_that_the_model_gives_in_process() ->
         await chat.aclose()
 
 
-async def test_an_equal_request_in_flight_is_asked_once_and_another_seed_is_not_equal() -> None:
+async def test_equal_requests_in_flight_are_sent_once_and_another_seed_is_not_equal() -> None:
     async with served() as server:
         usage = Usage()
         endpoint = Endpoint("x", server.settings(), usage=usage)
@@ -75,52 +75,52 @@ async def test_an_equal_request_in_flight_is_asked_once_and_another_seed_is_not_
         await endpoint.aclose()
 
 
-async def test_whoever_gives_up_takes_the_reply_from_nobody_else() -> None:
+async def test_a_cancelled_request_does_not_cancel_its_equals() -> None:
     async with served() as server:
         endpoint = Endpoint("x", server.settings())
-        hasty = asyncio.create_task(endpoint.complete(QUESTION, role="agent"))
-        patient = asyncio.create_task(endpoint.complete(QUESTION, role="agent"))
+        leader = asyncio.create_task(endpoint.complete(QUESTION, role="agent"))
+        follower = asyncio.create_task(endpoint.complete(QUESTION, role="agent"))
         await asyncio.sleep(0)
-        hasty.cancel()
-        assert (await patient).text
+        leader.cancel()
+        assert (await follower).text
         assert server.completions == 1
         alone = asyncio.create_task(endpoint.complete(CompletionRequest(prompt="open"), role="agent"))
         await asyncio.sleep(0)
-        alone.cancel()  # and whoever comes now must not be given the cancelled one
+        alone.cancel()  # a request after it must not get the cancelled result
         request = CompletionRequest(prompt="open", stop=("\n",))
         reply = await endpoint.complete(request, role="agent")
         assert reply.text == (await server.local.complete(request)).text
         await endpoint.aclose()
 
 
-async def test_when_the_one_who_asks_gives_up_the_next_in_line_asks_again() -> None:
-    asked, go = 0, asyncio.Event()
+async def test_when_the_leader_is_cancelled_the_next_follower_sends_the_request() -> None:
+    sent, go = 0, asyncio.Event()
 
     async def handle(request: Request) -> Response:
-        nonlocal asked
-        asked += 1
+        nonlocal sent
+        sent += 1
         await go.wait()
         return JSONResponse({"choices": [{"text": "mug 1", "finish_reason": "stop"}]})
 
     server = HttpServer.of(handle)
     await server.start()
     endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, kind="completions"))
-    hasty, *patient = (asyncio.create_task(endpoint.complete(QUESTION, role="agent")) for _ in range(4))
-    while not asked:  # noqa: ASYNC110
+    leader, *followers = (asyncio.create_task(endpoint.complete(QUESTION, role="agent")) for _ in range(4))
+    while not sent:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    hasty.cancel()
+    leader.cancel()
     go.set()
-    assert {reply.text for reply in await asyncio.gather(*patient)} == {"mug 1"}
-    assert asked == 2
+    assert {reply.text for reply in await asyncio.gather(*followers)} == {"mug 1"}
+    assert sent == 2
     row = endpoint.usage.total
     assert (row.sent, row.requests, row.shared) == (2, 1, 3)
     with pytest.raises(asyncio.CancelledError):
-        await hasty
+        await leader
     await endpoint.aclose()
     await server.aclose()
 
 
-async def test_an_error_reaches_all_who_waited_for_the_same_reply() -> None:
+async def test_an_error_reaches_all_followers() -> None:
     async with served() as server:
         endpoint = Endpoint("x", server.settings(model="another"))
         found = await asyncio.gather(
@@ -131,7 +131,7 @@ async def test_an_error_reaches_all_who_waited_for_the_same_reply() -> None:
         await endpoint.aclose()
 
 
-async def test_closing_leaves_nobody_waiting() -> None:
+async def test_closing_fails_all_pending_requests() -> None:
     async def handle(request: Request) -> Response:
         await asyncio.sleep(60)
         raise AssertionError
@@ -149,7 +149,7 @@ async def test_closing_leaves_nobody_waiting() -> None:
     await server.aclose()
 
 
-async def test_replies_outlive_the_process_that_asked_for_them(tmp_path: Path) -> None:
+async def test_cached_replies_survive_the_process(tmp_path: Path) -> None:
     async with served() as server:
         config = validate(Config, {"endpoints": {"near": server.settings().model_dump()}})
         sampled = CompletionRequest(prompt="go", temperature=1.0, seed=3, max_tokens=4, stop=("\n",))
@@ -161,7 +161,7 @@ async def test_replies_outlive_the_process_that_asked_for_them(tmp_path: Path) -
         endpoint = Endpoint("x", server.settings())
         assert kept == await EndpointLanguageModel(endpoint, role="x").complete(QUESTION)
         await endpoint.aclose()
-        # The greedy one once, the sampled one twice (seeds were not promised to be kept to), then ours.
+        # The greedy one once, the sampled one twice (not cached), then ours.
         assert server.completions == 1 + 2 + 1
         spent = json.loads((tmp_path / "usage.json").read_text(encoding="utf-8"))
         (row,) = spent["rows"]
@@ -191,7 +191,7 @@ def test_a_damaged_cache_costs_its_replies_and_no_more(tmp_path: Path) -> None:
         ReplyCache(tmp_path / "other")
 
 
-async def test_a_judge_gets_valid_scores_from_a_server_that_holds_replies_to_a_schema() -> None:
+async def test_a_judge_gets_valid_scores_from_a_server_that_follows_schemas() -> None:
     """Random weights would never write JSON by themselves: it is the schema that does it."""
 
     async with served() as server:
@@ -211,7 +211,7 @@ async def test_a_judge_gets_valid_scores_from_a_server_that_holds_replies_to_a_s
         await endpoint.aclose()
 
 
-async def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_as_a_local_model_would() -> None:
+async def test_a_prompt_that_is_too_long_fails_as_with_a_local_model() -> None:
     async with served() as server:
         endpoint = Endpoint("x", server.settings())
         judge = RubricJudge(EndpointLanguageModel(endpoint, role="judge"), name="nano", max_tokens=12)
@@ -226,7 +226,7 @@ async def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_as_a_local_mod
 
 
 @pytest.mark.parametrize("json_schema", ["auto", "no"])
-async def test_choices_are_kept_to_by_the_server_or_not_answered(json_schema: str) -> None:
+async def test_choices_are_enforced_by_the_server_or_fail(json_schema: str) -> None:
     async with served() as server:
         endpoint = Endpoint("x", server.settings(json_schema=json_schema))
         request = CompletionRequest(
@@ -249,7 +249,7 @@ async def test_choices_are_kept_to_by_the_server_or_not_answered(json_schema: st
         ("", "gpt", "this server has the model 'nano' only"),
     ],
 )
-async def test_a_wrong_key_or_model_is_said_at_once(
+async def test_a_wrong_key_or_model_fails_at_once(
     key: str, model: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served(key="right" if key else "") as server:
@@ -270,7 +270,7 @@ async def test_a_wrong_key_or_model_is_said_at_once(
         "(parameter=max_tokens, value=9000)",
     ],
 )
-async def test_vllm_is_understood_when_it_says_that_a_request_is_too_long(said: str) -> None:
+async def test_the_messages_of_vllm_about_long_requests_are_understood(said: str) -> None:
     """Its words, as vLLM 0.32 has answered."""
 
     async def handle(request: Request) -> Response:
@@ -286,16 +286,16 @@ async def test_vllm_is_understood_when_it_says_that_a_request_is_too_long(said: 
     await server.aclose()
 
 
-async def test_fields_that_a_server_does_not_know_are_left_out_from_then_on() -> None:
+async def test_rejected_fields_are_left_out_from_then_on() -> None:
     """A server in the manner of newer hosted ones: another name for the limit, no seeds."""
     bodies: list[dict[str, Any]] = []
 
     async def handle(request: Request) -> Response:
         body = json.loads(await request.body())
         bodies.append(body)
-        for name, told in (("max_tokens", "use max_completion_tokens"), ("seed", "unknown field seed")):
+        for name, problem in (("max_tokens", "use max_completion_tokens"), ("seed", "unknown field seed")):
             if name in body:
-                return JSONResponse({"error": {"message": f"Unsupported parameter: {told}"}}, 400)
+                return JSONResponse({"error": {"message": f"Unsupported parameter: {problem}"}}, 400)
         said = {"role": "assistant", "content": "yes"}
         return JSONResponse({"choices": [{"message": said, "finish_reason": "stop"}]})
 
@@ -333,13 +333,13 @@ async def test_fields_that_a_server_does_not_know_are_left_out_from_then_on() ->
         b"\xff\xfe",
     ],
 )
-def test_a_reply_that_is_not_whole_is_never_read_as_one(raw: bytes) -> None:
+def test_a_malformed_reply_is_a_parse_error(raw: bytes) -> None:
     with pytest.raises(RequestFailedError) as caught:
         protocol.parse_reply(decode_json(raw), QUESTION, enforced=False)
     assert caught.value.kind is FailureKind.PARSE_ERROR
 
 
-def test_a_model_that_declines_is_told_from_one_that_babbles() -> None:
+def test_a_refusal_is_distinguished_from_a_malformed_reply() -> None:
     for raw in (
         b'{"choices": [{"message": {"content": null, "refusal": "no"}}]}',
         b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}',

@@ -44,7 +44,7 @@ async def test_no_minute_holds_more_requests_than_allowed() -> None:
         assert at - began[place] >= minute
 
 
-async def test_tokens_count_as_they_were_used_and_a_request_above_the_limit_goes_alone() -> None:
+async def test_tokens_count_as_they_were_used_and_a_request_above_the_limit_is_admitted_alone() -> None:
     minute = 0.3
     limiter = RateLimiter(concurrency=50, tokens_per_minute=100, minute=minute)
     loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ async def test_tokens_count_as_they_were_used_and_a_request_above_the_limit_goes
     assert loop.time() - began >= 2 * minute
 
 
-async def test_no_more_are_in_flight_than_allowed_and_a_pause_holds_all() -> None:
+async def test_no_more_are_in_flight_than_allowed_and_a_pause_delays_all() -> None:
     limiter = RateLimiter(concurrency=3)
     inside = most = 0
 
@@ -80,7 +80,7 @@ async def test_no_more_are_in_flight_than_allowed_and_a_pause_holds_all() -> Non
     assert asyncio.get_running_loop().time() - began >= 0.2
 
 
-async def test_a_waiter_that_gives_up_leaves_its_place() -> None:
+async def test_a_cancelled_waiter_frees_its_slot() -> None:
     limiter = RateLimiter(concurrency=1, requests_per_minute=1, minute=0.2)
     limiter.release(await limiter.acquire(1))
     waiting = asyncio.create_task(limiter.acquire(1))
@@ -101,12 +101,12 @@ def test_retry_after_is_understood_in_seconds_and_as_a_date() -> None:
 
 
 @given(st.text())
-def test_nonsense_in_a_header_is_no_pause_and_no_error(value: str) -> None:
+def test_any_retry_after_header_gives_none_or_a_delay(value: str) -> None:
     pause = retry_after({"retry-after": value})
     assert pause is None or pause >= 0
 
 
-def test_pauses_double_have_jitter_and_never_fall_below_what_was_asked() -> None:
+def test_backoff_doubles_with_jitter_and_is_never_below_retry_after() -> None:
     for failures in range(1, 12):
         drawn = {retry_delay(failures, None, first=0.5) for _ in range(20)}
         most = min(30.0, 0.5 * 2 ** (failures - 1))
@@ -115,7 +115,7 @@ def test_pauses_double_have_jitter_and_never_fall_below_what_was_asked() -> None
         assert retry_delay(failures, 40.0, first=0.5) >= 40.0
 
 
-async def test_the_server_gets_no_request_before_the_pause_that_it_asked_for() -> None:
+async def test_the_server_gets_no_request_before_its_retry_after() -> None:
     times: list[float] = []
 
     async def handle(request: Request) -> Response:
@@ -136,7 +136,7 @@ async def test_the_server_gets_no_request_before_the_pause_that_it_asked_for() -
     await server.aclose()
 
 
-async def test_a_pause_that_would_pass_the_deadline_is_not_waited_for() -> None:
+async def test_a_retry_after_beyond_the_deadline_fails_at_once() -> None:
     async def handle(request: Request) -> Response:
         return Response(status_code=429, headers={"retry-after": "3600"})
 
@@ -151,7 +151,7 @@ async def test_a_pause_that_would_pass_the_deadline_is_not_waited_for() -> None:
     await server.aclose()
 
 
-async def test_a_server_that_never_ends_its_reply_is_a_timeout_however_it_drips() -> None:
+async def test_a_server_that_never_ends_its_reply_is_a_timeout_even_if_it_drips() -> None:
     async def dripping() -> AsyncIterator[bytes]:
         for _ in range(10):
             yield b" " * 100

@@ -1,4 +1,4 @@
-"""Servers that are not there: said soon where nobody ever answered, waited for where somebody did."""
+"""Unreachable servers: a short wait for the first contact, a long one for a server that was up before."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_server_that_was_never_there_fails_all_requests_soon_and_says_wh
     await endpoint.aclose()
 
 
-async def test_a_server_that_starts_after_its_clients_is_met_and_nothing_is_lost() -> None:
+async def test_a_server_that_starts_after_its_clients_is_found_and_nothing_is_lost() -> None:
     async with served() as server, ChaosProxy(server.url) as proxy, asyncio.timeout(20):
         await proxy.stop()
         endpoint = Endpoint("x", server.settings(url=proxy.url, backoff_seconds=0.05, concurrency=8))
@@ -86,7 +86,7 @@ async def test_a_server_that_starts_after_its_clients_is_met_and_nothing_is_lost
         await endpoint.aclose()
 
 
-async def test_somebody_who_answers_badly_is_still_somebody() -> None:
+async def test_a_server_that_answers_with_errors_is_reachable() -> None:
     async with served() as server:
         config = load_config(
             overrides=[f"endpoints.near.url={server.url}", "endpoints.near.model=other", "seed=1"]
@@ -96,9 +96,9 @@ async def test_somebody_who_answers_badly_is_still_somebody() -> None:
             await models.check_reachable()
 
 
-async def test_a_run_goes_on_by_itself_when_a_killed_server_is_back() -> None:
+async def test_a_run_continues_when_a_killed_server_is_back() -> None:
     """The rollouts' breaker, a real process that is killed, and another one at the same address."""
-    port, told = free_port(), asyncio.Queue[str]()
+    port, messages = free_port(), asyncio.Queue[str]()
     server = await walking_server(port)
     settings = EndpointConfig(
         url=f"http://127.0.0.1:{port}",
@@ -116,7 +116,7 @@ async def test_a_run_goes_on_by_itself_when_a_killed_server_is_back() -> None:
             *(factory, walkers(endpoint), tasks),
             name="killed",
             settings=groups,
-            breaker=CircuitBreaker(groups, told.put_nowait),
+            breaker=CircuitBreaker(groups, messages.put_nowait),
         )
     )
     try:
@@ -125,7 +125,7 @@ async def test_a_run_goes_on_by_itself_when_a_killed_server_is_back() -> None:
                 await asyncio.sleep(0.001)
             server.kill()
             await server.wait()
-            assert "server_down" in await told.get()
+            assert "server_down" in await messages.get()
             server = await walking_server(port)
             report = await running
     finally:
@@ -168,7 +168,7 @@ def walkers(endpoint: Endpoint) -> Callable[[Environment, str, int], LanguageMod
     ids=lambda words: str(words[0]),
 )
 @pytest.mark.slow
-def test_commands_say_before_they_start_that_nobody_is_there(words: list[str], tmp_path: Path) -> None:
+def test_commands_fail_before_they_start_if_the_server_is_not_there(words: list[str], tmp_path: Path) -> None:
     name = "endpoint:near"
     near = [
         "--set",

@@ -37,11 +37,11 @@ async def test_the_key_is_in_no_file_log_message_or_object(
         nonlocal calls
         calls += 1
         assert request.headers["authorization"] == f"Bearer {KEY}"
-        told = request.headers["authorization"]
+        echo = request.headers["authorization"]
         status = (200, 400, 401, 404, 422, 429, 500, 503)[calls % 8]
         if status == 200:
-            return JSONResponse({"choices": [{"text": f"you sent {told}", "finish_reason": "stop"}]})
-        return Response(f"error: bad key {told}", status, headers={"x-echo": told})
+            return JSONResponse({"choices": [{"text": f"you sent {echo}", "finish_reason": "stop"}]})
+        return Response(f"error: bad key {echo}", status, headers={"x-echo": echo})
 
     server = HttpServer.of(handle)
     await server.start()
@@ -124,7 +124,7 @@ async def test_a_server_that_wants_a_key_gets_it_and_one_that_wants_none_gets_no
         [f"endpoints.x={KEY}"],
     ],
 )
-def test_a_key_in_the_configuration_is_refused_and_not_repeated(overrides: list[str]) -> None:
+def test_a_key_in_the_configuration_is_refused_and_not_quoted(overrides: list[str]) -> None:
     given = [] if overrides[0].startswith("endpoints.x=") else ["endpoints.x.url=http://localhost"]
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=[*given, "endpoints.y.model=m", *overrides])
@@ -132,7 +132,7 @@ def test_a_key_in_the_configuration_is_refused_and_not_repeated(overrides: list[
 
 
 @pytest.mark.parametrize("text", ["two words", "kéy", "a\nb"])
-async def test_what_cannot_be_a_key_is_said_without_repeating_it(
+async def test_a_malformed_key_is_refused_without_quoting_it(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRONG_KEY", text)

@@ -25,7 +25,7 @@ def question(number: int) -> CompletionRequest:
     return CompletionRequest(prompt=f"You see a drawer {number}", max_tokens=8, stop=("\n",))
 
 
-async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_it() -> None:
+async def test_usage_is_counted_by_stage_and_role_with_the_tokens_of_the_server() -> None:
     async with served() as server:
         settings = server.settings(input_price=1.0, output_price=10.0)
         config = validate(Config, {"endpoints": {"near": settings.model_dump()}})
@@ -47,7 +47,7 @@ async def test_what_is_asked_is_counted_by_stage_and_role_as_the_server_counts_i
 
 
 @pytest.mark.parametrize("limit", [{"money": 0.00005}, {"tokens": 400}, {"requests": 7}])
-async def test_a_run_stops_before_its_budget_is_exceeded_and_what_was_answered_is_kept(
+async def test_a_run_stops_before_its_budget_is_exceeded_and_replies_are_kept(
     limit: dict[str, float], tmp_path: Path
 ) -> None:
     async with served() as server:
@@ -68,20 +68,20 @@ async def test_a_run_stops_before_its_budget_is_exceeded_and_what_was_answered_i
         assert spent.money + spent.unconfirmed_money <= limit.get("money", 1)
         assert spent.prompt_tokens + spent.reply_tokens <= limit.get("tokens", 1e9)
         assert spent.sent <= limit.get("requests", 1e9)
-        asked = server.completions
-        async with LanguageModels(config, folder=tmp_path) as again:  # going on is no way around it
+        sent = server.completions
+        async with LanguageModels(config, folder=tmp_path) as again:  # a resumed run has the same budget
             model = again.open("endpoint:near", role="agent")
             assert await model.complete(question(0)) == answers[0]  # from the cache, which costs nothing
             with pytest.raises(BudgetSpentError):
                 await asyncio.gather(*(model.complete(question(n)) for n in range(100, 160)))
-        assert server.completions <= asked + 1
+        assert server.completions <= sent + 1
         richer = config.model_copy(update={"budget": BudgetConfig(money=100.0)})
         async with LanguageModels(richer, folder=tmp_path) as more:
             model = more.open("endpoint:near", role="agent")
             await asyncio.gather(*(model.complete(question(n)) for n in range(60)))
 
 
-async def test_requests_without_an_answer_count_against_the_budget_as_if_they_had_been_paid() -> None:
+async def test_unanswered_requests_count_against_the_budget() -> None:
     async with served() as server, ChaosProxy(server.url, ChaosPlan(truncated=1.0)) as proxy:
         settings = server.settings(url=proxy.url, input_price=0.0, output_price=1e6, max_attempts=50)
         usage = Usage(BudgetConfig(money=20.0))  # a reply of 8 tokens may cost 8
@@ -123,7 +123,7 @@ async def test_an_absurd_number_of_tokens_is_a_typed_failure() -> None:
         await endpoint.aclose()
 
 
-def test_a_record_that_cannot_be_read_is_not_taken_for_nothing_spent(tmp_path: Path) -> None:
+def test_a_damaged_usage_file_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "usage.json"
     usage = Usage(file=file)
     usage.row("agent", "x").add(UsageRow(requests=3, money=1.5))

@@ -53,8 +53,8 @@ def address(weights: Path) -> Iterator[str]:
     environment.pop("PYTHONPATH", None)
     log = weights / "server.log"
     with (
-        log.open("wb") as told,
-        subprocess.Popen(command, stdout=told, stderr=told, env=environment) as server,
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as server,
     ):
         try:
             yield f"http://127.0.0.1:{port}/v1"
@@ -74,7 +74,7 @@ async def endpoint(address: str) -> AsyncIterator[Endpoint]:
     await opened.aclose()
 
 
-async def test_every_question_of_the_check_is_answered_well(endpoint: Endpoint) -> None:
+async def test_every_check_passes(endpoint: Endpoint) -> None:
     found = await check_endpoint("vllm", endpoint.settings, requests=8)
     good = {each.name: each.good for each in found}
     assert good.pop("speed") is None
@@ -94,7 +94,7 @@ async def test_its_replies_and_log_probs_are_those_of_the_same_weights_in_proces
     await local.aclose()
 
 
-async def test_what_is_longer_than_it_reads_is_told_as_such(endpoint: Endpoint) -> None:
+async def test_a_request_longer_than_the_context_is_a_budget_failure(endpoint: Endpoint) -> None:
     for request in (
         CompletionRequest(prompt="look\n" * 2000, max_tokens=4),
         CompletionRequest(prompt="look", max_tokens=2000),

@@ -16,11 +16,11 @@ def usage_sheet(runs: Sequence[Run]) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for run in runs:
         found = row_at(run.usage).get("rows")
-        told = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
-        rows += [(run.name, *_names(row), *_amounts(row)) for row in told]
-        if len(told) > 1:
+        valid = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+        rows += [(run.name, *_names(row), *_amounts(row)) for row in valid]
+        if len(valid) > 1:
             keys = {*_COUNTS, "shared", "seconds", "money", "unconfirmed_money"}
-            total: Row = {key: sum(number(row.get(key)) or 0.0 for row in told) for key in keys}
+            total: Row = {key: sum(number(row.get(key)) or 0.0 for row in valid) for key in keys}
             rows.append((run.name, "total", "", "", *_amounts(total)))
     return Sheet(
         title="Usage of endpoints",
@@ -40,11 +40,11 @@ def _names(row: Row) -> tuple[str, str, str]:
 
 def _amounts(row: Row) -> tuple[str, ...]:
     hits = count(row.get("cache_hits")) + count(row.get("shared"))
-    asked = hits + count(row.get("requests")) + count(row.get("failures"))
+    calls = hits + count(row.get("requests")) + count(row.get("failures"))
     unconfirmed = number(row.get("unconfirmed_money")) or 0.0
     return (
         *(f"{count(row.get(name)):,}" for name in ("requests", "retries", "failures")),
-        f"{hits / asked:.0%}" if asked else "–",
+        f"{hits / calls:.0%}" if calls else "–",
         *(f"{count(row.get(name)):,}" for name in ("prompt_tokens", "reply_tokens")),
         f"{number(row.get('seconds')) or 0.0:,.0f}",
         f"{number(row.get('money')) or 0.0:.4f}" + (f" + {unconfirmed:.4f}" if unconfirmed else ""),
