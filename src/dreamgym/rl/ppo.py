@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dreamgym.config import LearnerConfig
+from dreamgym.errors import ConfigError
 from dreamgym.rl.logprobs import TokenLogProbs
 from dreamgym.rl.losses import clipped_value_loss, gae
 from dreamgym.rl.optimizers import Loss, Trainable
 from dreamgym.rl.packing import NextPrompt, PackedBatch, pack
 from dreamgym.rl.policy_gradient import PolicyGradient, TrainingBatch
 from dreamgym.types import RolloutGroup, Trajectory
-
-
-class TrainableWithPrompts(Trainable, Protocol):
-    """An agent that can write the prompt after a truncated episode."""
-
-    def next_prompt_tokens(self, trajectory: Trajectory) -> Sequence[int]: ...
 
 
 class PPO(PolicyGradient):
@@ -47,10 +42,13 @@ class PPO(PolicyGradient):
         """
         Args:
             next_prompt: the prompt after a trajectory's last turn, in tokens, for the bootstrap value of
-                truncated episodes; by default the agent's own.
+                truncated episodes; by default `agent.next_prompt_tokens`.
         """
         super().__init__(agent, config, seed=seed, refusals=refusals, **overrides)
-        self._next_prompt = next_prompt or getattr(agent, "next_prompt_tokens")  # noqa: B009 - an optional role
+        found: NextPrompt | None = next_prompt or getattr(agent, "next_prompt_tokens", None)
+        if found is None:
+            raise ConfigError("PPO: expected an agent with next_prompt_tokens, or next_prompt, got neither")
+        self._next_prompt = found
 
     def _make_value_head(self, model: Any) -> nn.Linear:
         weight = model.get_output_embeddings().weight
