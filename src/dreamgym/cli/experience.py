@@ -113,21 +113,26 @@ def train(
         return
     need_models()
     sources = [dataset_path(path) for path in data or SHIPPED]
-    result = asyncio.run(_train(resolved, sources, out, buffer, annotator, annotations))
-    console.show(
-        result, console.table(f"taught {out}", *result, rows=[list(result.values())]), as_json=as_json
+    result = asyncio.run(
+        run_fine_tuning(resolved, sources, out, buffer=buffer, annotator=annotator, annotations=annotations)
+    )
+    title = f"fine-tuned {out}"
+    console.show(result, console.table(title, *result, rows=[list(result.values())]), as_json=as_json)
+    console.say(
+        f"measure it: dreamgym experience eval {out}; play in it: dreamgym play --dream {out}; train in it: "
+        f"dreamgym train --experience {out}"
     )
 
 
-async def _explained(
+async def _annotated(
     config: Config, recorded: list[Trajectory], out: Path, wanted: str | None, annotations: Path | None
 ) -> tuple[Annotator, str | None, int]:
-    """Who explains, what the agent is called, and of how many trajectories there is no explanation."""
+    """The annotator, the agent's name among the facts, and the number of trajectories without annotation."""
     spec = origin(config.environment.name, recorded)
     with console.progress() as bar:
-        job = bar.add_task("explaining", total=len(recorded), note="", visible=False)
+        job = bar.add_task("annotating", total=len(recorded), visible=False)
 
-        def tell(report: AnnotateReport) -> None:
+        def on_report(report: AnnotateReport) -> None:
             done = report.already_there + report.annotated + report.failures.total()
             note = f"{report.failures.total()} failed, {report.counts.reply_characters:,} characters written"
             bar.update(job, completed=done, note=note, visible=True)
@@ -138,40 +143,42 @@ async def _explained(
                 annotations=annotations,
                 default_annotations=out / "annotations",
                 models=models,
-                on_progress=tell,
+                on_progress=on_report,
             )
     if wanted is None and annotator.name == PLAIN:
         console.err.print(
-            f"{config.environment.name}: no rules to explain its trajectories by, so they are explained by "
-            "what can be seen; --annotator endpoint:NAME or hf:NAME_OR_PATH uses a language model",
+            f"{config.environment.name} has no annotator of its own: annotations come from its texts; "
+            "--annotator endpoint:NAME or hf:NAME_OR_PATH uses a language model",
             markup=False,
             soft_wrap=True,
         )
     missing = len(recorded) - len(explained(recorded, annotator))
     if missing:
-        console.err.print(f"{missing} of {len(recorded)} trajectories have no explanation and are left out")
+        console.err.print(f"{missing} of {len(recorded)} trajectories have no annotation and are left out")
     return annotator, spec.actor if spec else None, missing
 
 
-async def _train(
+async def run_fine_tuning(
     config: Config,
     sources: list[Path],
     out: Path,
-    buffer: Path | None,
-    wanted: str | None,
-    annotations: Path | None,
+    *,
+    buffer: Path | None = None,
+    annotator: str | None = None,
+    annotations: Path | None = None,
 ) -> dict[str, Any]:
+    """Annotate trajectories and fine-tune an experience model on them, with progress bars."""
     from dreamgym.training.experience import fine_tune
     from dreamgym.training.fine_tuning import Progress
 
     recorded = [trajectory for source in sources for trajectory in read_trajectories(source)]
-    annotator, actor, missing = await _explained(config, recorded, out, wanted, annotations)
+    chosen, actor, missing = await _annotated(config, recorded, out, annotator, annotations)
     store = None if buffer is None else ReplayBuffer.open_configured(buffer, config.replay, create=False)
     try:
         with console.progress() as bar:
             job = bar.add_task("fine-tuning", total=config.experience.steps, note="reading trajectories")
 
-            def tell(progress: Progress) -> None:
+            def on_progress(progress: Progress) -> None:
                 measured = "" if progress.agreement is None else f", agreement {progress.agreement:.1%}"
                 note = f"loss {progress.loss:.3f}{measured}"
                 bar.update(job, completed=progress.step, note=note)
@@ -179,12 +186,12 @@ async def _train(
             progress = await fine_tune(
                 config,
                 recorded,
-                annotator,
+                chosen,
                 out,
                 data=sources,
                 actor=actor,
                 retriever=store,
-                on_progress=tell,
+                on_progress=on_progress,
             )
     finally:
         if store is not None:
@@ -195,6 +202,6 @@ async def _train(
         "loss": None if progress.loss is None else round(progress.loss, 4),
         "agreement": None if progress.agreement is None else round(progress.agreement, 4),
         "skipped": progress.skipped,
-        "annotator": annotator.name,
-        "unexplained": missing,
+        "annotator": chosen.name,
+        "unannotated": missing,
     }

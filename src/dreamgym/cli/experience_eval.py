@@ -1,9 +1,8 @@
-"""`dreamgym experience eval`: measure an experience model, taught or prompted, against reality."""
+"""`dreamgym experience eval`: the fidelity of an experience model, fine-tuned or prompted."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,14 +32,10 @@ from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.config import CollectConfig, Config, Part, nearest_name
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.envs.registry import EnvironmentSpec, environment_names, open_environment
+from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
 from dreamgym.errors import ConfigError, MissingExtraError
-from dreamgym.evaluation.fidelity import (
-    Fidelity,
-    drift_svg,
-    markdown_table,
-    measure_fidelity,
-)
+from dreamgym.evaluation.evaluate import evaluation_split
+from dreamgym.evaluation.fidelity import Fidelity, measure_fidelity, save_fidelity
 from dreamgym.experience.dataset import held_out
 from dreamgym.experience.rubric_judge import RubricJudge
 from dreamgym.models.registry import check_language_model, names_language_model
@@ -50,7 +45,6 @@ from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.annotators import same_annotator
 from dreamgym.training.experience_loading import (
     LoadedExperienceModel,
-    choose_grader,
     demonstrations_shown,
     experience_run,
 )
@@ -64,25 +58,28 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|MODEL",
-            help="The folder of a taught experience model, or a language model that is asked to be one "
+            help="The run directory of a fine-tuned experience model, or a language model that is prompted "
             "(endpoint:NAME, endpoint:MODEL@URL, hf:NAME_OR_PATH).",
         ),
     ],
     *,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Real trajectories of tasks it never learnt from; recorded now if none are given."),
+        typer.Option(help="Real trajectories of tasks outside of fine-tuning; by default recorded now."),
     ] = None,
     only_held_out: Annotated[
         bool,
         typer.Option(
             "--held-out",
-            help="Of --data, only the tasks that are held out (experience.validation): from teaching, or "
-            "from a language model's demonstrations, which are then taken from the others.",
+            help="Of --data, only the held-out tasks (experience.validation): held out from fine-tuning, or "
+            "from a language model's demonstrations, which then come from the other tasks.",
         ),
     ] = False,
-    episodes: Annotated[int, typer.Option(help="How many episodes to measure on.", min=1)] = 60,
-    split: Annotated[str, typer.Option(help="Which tasks to record, if none are given.")] = "valid_unseen",
+    episodes: Annotated[int, typer.Option(help="Number of episodes.", min=1)] = 60,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Split to record, without --data; by default the environment's evaluation split."),
+    ] = None,
     reward: Reward = None,
     judge: Annotated[
         str | None,
@@ -90,19 +87,17 @@ def evaluate(
             metavar="MODEL", help="A language model that scores every imagined transition by four rubrics."
         ),
     ] = None,
-    env: Annotated[
-        str | None, typer.Option(help="Environment that it plays; by default the one it was taught.")
-    ] = None,
+    env: Annotated[str | None, typer.Option(help="Environment; by default the run's own.")] = None,
     annotations: Annotated[
         Path | None,
         typer.Option(help="Folder of its annotator's explanations. By default RUN/annotations."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where results go; by default RUN, and fidelity/MODEL for a language model."),
+        typer.Option(help="Directory of results; by default RUN, or fidelity/MODEL for a language model."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Chooses the episodes, and what the near misses leave out.")
+        int | None, typer.Option(help="Chooses the episodes, and the action that each near miss leaves out.")
     ] = None,
     buffer: Buffer = None,
     no_history: NoHistory = False,
@@ -113,13 +108,12 @@ def evaluate(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Measure fidelity: one step, closed loop, and dreamt successes tried in the real environment.
+    """Measure fidelity: single predictions, closed loop, and successes in the dream replayed in reality.
 
-    Leaves fidelity.json, fidelity.md and drift.svg in the folder of the results. What each number means
-    stands in docs/guides/fidelity.md. With --no-PART the model is asked without that part, and the files are
-    named so: fidelity-no-history.json. The experience.* settings are those that a run was taught with; a
-    language model is asked by the prompted.* settings.
-    Where the environment is not installed, trajectories tell all but dream → real, which is left out then.
+    Writes fidelity.json, fidelity.md and drift.svg into the directory of the results;
+    docs/guides/fidelity.md explains each number. With --no-PART prompts leave that part out, and so do the
+    file names: fidelity-no-history.json. The experience.* settings are those of the run; the prompted.*
+    settings are those of a language model. Without an installed environment dream → real is skipped.
 
     Examples:
 
@@ -139,11 +133,10 @@ def evaluate(
         history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
     )
     prompted = names_language_model(run)
-    grader = choose_grader(reward, spec)
     if judge is not None:
         check_language_model(judge, resolved)
     if not data and (spec is None or only_held_out):
-        raise ConfigError(_unrecorded(resolved.environment.name))
+        raise ConfigError(_no_data(resolved.environment.name))
     folder = out or (Path("fidelity") / re.sub(r"[^\w.-]+", "-", run) if prompted else Path(run))
     sources = [dataset_path(path) for path in data or ()] or [_record(folder, resolved, episodes, split)]
     found = [trajectory for source in sources for trajectory in read_trajectories(source)]
@@ -153,37 +146,63 @@ def evaluate(
         found, others = _held_out(run, found, resolved)
     if len(found) > episodes:
         found = Random(resolved.seed).sample(found, episodes)
-    annotator = _sheet_keeper(run, spec, annotations)
+    result = run_fidelity(
+        *(run, resolved, found),
+        folder=folder,
+        others=others,
+        annotations=annotations,
+        reward=reward,
+        judge=judge,
+        buffer=buffer,
+        without=without,
+        details={"data": list(map(str, sources)), "held_out": only_held_out},
+    )
+    if as_json:
+        console.show(result, [], as_json=True)
+    else:
+        console.out.print(Markdown((folder / result["files"]["table"]).read_text(encoding="utf-8")))
+
+
+def run_fidelity(
+    name: str,
+    config: Config,
+    trajectories: Sequence[Trajectory],
+    *,
+    folder: Path,
+    others: Sequence[Trajectory] = (),
+    annotations: Path | None = None,
+    reward: str | None = None,
+    judge: str | None = None,
+    buffer: str | None = None,
+    without: Collection[Part] = (),
+    details: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Measure and save the fidelity of an experience model, with progress bars.
+
+    Args:
+        others: trajectories for the demonstrations of a prompted model.
+        details: more about the measurement, for fidelity.json.
+    """
+    annotator = _annotator(name, known_environment(config.environment.name), annotations)
     with (
         asyncio.Runner() as runner,
-        _buffer_of(others, run, buffer, resolved, without, runner) as store,
+        _buffer_of(others, name, buffer, config, without, runner) as store,
         experience_model(
-            *(run, resolved),
+            *(name, config),
             runner=runner,
             reward=reward,
             buffer=store,
             folder=folder,
-            known=found,
+            known=trajectories,
             without=without,
         ) as loaded,
     ):
-        fidelity = runner.run(_evaluate(loaded, annotator, found, resolved, judge))
-    how = {
-        "reward": grader,
-        "without": list(without),
-        "seed": resolved.seed,
-        "data": list(map(str, sources)),
-        "held_out": only_held_out,
-        "tasks": len({trajectory.task.id for trajectory in found}),
-        "annotator": annotator.name,
-    }
-    if prompted:
-        how["prompted"] = resolved.prompted.model_dump(mode="json")
-    result, table = keep_fidelity(fidelity, folder, how)
-    if as_json:
-        console.show(result, [], as_json=True)
-    else:
-        console.out.print(Markdown(table.read_text(encoding="utf-8")))
+        fidelity = runner.run(_measure(loaded, annotator, trajectories, config, judge))
+        how: dict[str, Any] = {"reward": loaded.grader, "without": list(without), "seed": config.seed}
+    how |= {"tasks": len({each.task.id for each in trajectories}), "annotator": annotator.name}
+    if names_language_model(name):
+        how["prompted"] = config.prompted.model_dump(mode="json")
+    return save_fidelity(fidelity, folder, how | (details or {}))
 
 
 @contextmanager
@@ -195,13 +214,13 @@ def _buffer_of(
     without: Collection[Part],
     runner: asyncio.Runner,
 ) -> Iterator[str | None]:
-    """A prompted model is shown demonstrations of what is not measured, unless a replay buffer is named."""
+    """The given replay buffer, or for a prompted model one of the trajectories that are not measured."""
     if not names_language_model(name) or not demonstrations_shown(name, config, without) or buffer:
         yield buffer
         return
     if not others:
         console.err.print(
-            "no demonstrations are shown: name a replay buffer (--buffer), or measure on a part (--held-out)"
+            "prompts show no demonstrations: name a replay buffer (--buffer), or measure a part (--held-out)"
         )
         yield None
         return
@@ -213,53 +232,55 @@ def _buffer_of(
         yield store
 
 
-def _record(run: Path, config: Config, episodes: int, split: str) -> Path:
-    """Record real episodes into the run's folder, as far as they are not there already."""
+def _record(run: Path, config: Config, episodes: int, split: str | None) -> Path:
+    """Record real episodes into the run directory, unless they are there."""
+    if split is None:
+        split = evaluation_split(find_environment(config.environment.name).splits or ("train",))
     out = run / "real" / f"{split}-{config.seed}"
     wanted = CollectConfig(episodes=episodes, split=split, out=out, policy="mix")
     run_collect(config.model_copy(update={"collect": wanted}))
     return out
 
 
-def _unrecorded(name: str) -> str:
+def _no_data(name: str) -> str:
     if name in environment_names():
-        return "--held-out chooses among trajectories that you give (--data)"
-    told = f"environment {name!r} is not installed here{nearest_name(name, environment_names())}"
-    return f"{told}; or give real trajectories of it (--data)"
+        return "--held-out selects from given trajectories: add --data"
+    missing = f"environment {name!r} is not installed{nearest_name(name, environment_names())}"
+    return f"{missing}; or give real trajectories of it (--data)"
 
 
 def _held_out(
     name: str, found: Sequence[Trajectory], config: Config
 ) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Those of the tasks that are held out, by a taught run's own settings, and the others."""
+    """The trajectories of held-out tasks, by the settings of a fine-tuned run, and the others."""
     prompted = names_language_model(name)
     share = experience_run(name, config).experience.validation
     tasks = {trajectory.task.id for trajectory in found}
     kept = {task for task in tasks if held_out(task, share)}
     if not kept:
-        done = "measure with" if prompted else "give trajectories of other tasks, or teach again with"
+        done = "measure with" if prompted else "give trajectories of other tasks, or fine-tune again with"
         raise ConfigError(
-            f"{name} goes by experience.validation={share:g}, which holds out none of these "
+            f"{name} has experience.validation={share:g}, which holds out none of these "
             f"{len(tasks)} tasks; {done} a larger share"
         )
-    whom = "demonstrations" if prompted else "teaching"
-    console.err.print(f"{len(kept)} of {len(tasks)} tasks were held out from {whom}: measured on those only")
+    source = "demonstrations" if prompted else "fine-tuning"
+    console.say(f"measured on the {len(kept)} of {len(tasks)} tasks that were held out from {source}")
     return (
         [trajectory for trajectory in found if trajectory.task.id in kept],
         [trajectory for trajectory in found if trajectory.task.id not in kept],
     )
 
 
-def _sheet_keeper(name: str, spec: EnvironmentSpec | None, annotations: Path | None) -> Annotator:
+def _annotator(name: str, spec: EnvironmentSpec | None, annotations: Path | None) -> Annotator:
     if names_language_model(name):
         return same_annotator(None, spec, annotations or Path())
     run = Path(name)
-    taught_by = ExperienceRun.read(run).annotator
+    used = ExperienceRun.read(run).annotator
     folder = annotations or run / "annotations"
-    annotator = same_annotator(taught_by, spec, folder)
-    if taught_by != annotator.name:
+    annotator = same_annotator(used, spec, folder)
+    if used != annotator.name:
         console.err.print(
-            f"{folder} has no annotations by {taught_by!r}, the annotator of {run}: world sheets are updated "
+            f"{folder} has no annotations by {used!r}, the annotator of {run}: world sheets are updated "
             "from the texts of states; name the directory of its annotations (--annotations)",
             markup=False,
             soft_wrap=True,
@@ -268,19 +289,19 @@ def _sheet_keeper(name: str, spec: EnvironmentSpec | None, annotations: Path | N
 
 
 def _reality(config: Config) -> EnvironmentFactory | None:
-    """The real environment; None, with the reason told, where it cannot be had."""
+    """The real environment; None, with a message, where it is not installed."""
     name = config.environment.name
-    told = f"environment {name!r} is not installed here"
+    problem = f"environment {name!r} is not installed"
     if name in environment_names():
         try:
             return open_environment(name, config.environment.options)
         except MissingExtraError as error:
-            told = str(error)
-    console.err.print(f"{told}: dream → real is left out", markup=False, soft_wrap=True)
+            problem = str(error)
+    console.say(f"{problem}: dream → real is skipped")
     return None
 
 
-async def _evaluate(
+async def _measure(
     loaded: LoadedExperienceModel,
     annotator: Annotator,
     trajectories: Sequence[Trajectory],
@@ -293,9 +314,9 @@ async def _evaluate(
         with console.progress() as bar:
             jobs: dict[str, TaskID] = {}
 
-            def tell(stage: str, done: int, total: int) -> None:
+            def on_stage(stage: str, done: int, total: int) -> None:
                 if stage not in jobs:
-                    jobs[stage] = bar.add_task(stage, total=total, note="")
+                    jobs[stage] = bar.add_task(stage, total=total)
                 bar.update(jobs[stage], completed=done)
 
             with stage("fidelity"):
@@ -306,35 +327,15 @@ async def _evaluate(
                     factory=factory,
                     judge=judging,
                     seed=config.seed,
-                    on_stage=tell,
+                    on_stage=on_stage,
                 )
     finally:
         if factory is not None:
             await factory.aclose()
 
 
-def keep_fidelity(fidelity: Fidelity, run: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], Path]:
-    """Write what was measured into the run's folder: JSON, table and plot.
-
-    Args:
-        asked: how it was measured; what it was made to do `without` also names the files.
-
-    Returns:
-        What the JSON holds, and the file of the table.
-    """
-    result = {**fidelity.to_dict(), "asked": asked}
-    suffix = "".join(f"-no-{part}" for part in asked["without"])
-    run.mkdir(parents=True, exist_ok=True)
-    told = json.dumps(result, indent=2, default=str) + "\n"
-    (run / f"fidelity{suffix}.json").write_text(told, encoding="utf-8")
-    (run / f"drift{suffix}.svg").write_text(drift_svg(fidelity.drift), encoding="utf-8")
-    table = run / f"fidelity{suffix}.md"
-    table.write_text(markdown_table(fidelity), encoding="utf-8")
-    return result, table
-
-
 def origin(name: str, recorded: Sequence[Trajectory]) -> EnvironmentSpec | None:
-    """The environment that all trajectories come from; None if only they know it."""
+    """The environment of all trajectories; None if it is not installed."""
     found = sorted({trajectory.task.environment for trajectory in recorded})
     if found != [name]:
         raise ConfigError(

@@ -1,75 +1,65 @@
-"""`dreamgym quickstart`: the whole loop once, on the embedded default, in a quarter of an hour.
-
-Real games are recorded, an experience model is taught, an agent imitates recorded successes and then
-practises in the dream alone; before and after it is judged in real rooms that nobody has seen. Every stage
-can be stopped, also by `kill -9`, and goes on when the command is run again.
-"""
+"""`dreamgym quickstart`: collect, experience train, train, evaluate and report in a row, with a preset."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import math
+import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress as Bar
-from rich.progress import TaskID
-from rich.table import Table
 
 from dreamgym.cli import console
-from dreamgym.cli.collect import report_table, run_collect, summary
+from dreamgym.cli.collect import run_collect, summary
 from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import Json
 from dreamgym.cli.report import write_report
+from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.errors import DreamGymError
-from dreamgym.evaluation.sim_real_gap import gap_warning
-from dreamgym.files import atomic_write, lock_directory
-from dreamgym.quickstart.plan import DREAMGYM, EXPERIENCE, SFT, USUAL, Plan, offline, told
-from dreamgym.quickstart.progress import Progress, Tick
-from dreamgym.quickstart.stages import (
-    ENOUGH,
-    LONGER,
-    STARTS,
-    first_step,
-    imitated,
-    judged,
-    measured,
-    taught,
+from dreamgym.errors import ConfigError, DreamGymError
+from dreamgym.files import lock_directory, write_text
+from dreamgym.quickstart.plan import (
+    MAX_STARTS,
+    MIN_SUCCESS,
+    MORE_UPDATES,
+    USUAL_MINUTES,
+    Plan,
+    Stages,
 )
 
-if TYPE_CHECKING:
-    from dreamgym.quickstart.background_training import BackgroundTraining
-    from dreamgym.training.trainer import Progress as Told_
-
-_NEXT = (
-    "dreamgym play --dream {out}/experience --split {unseen}     walk around in the dream yourself",
-    "dreamgym data show {out}/dreamgym/trajectories                  read what the agent dreamt",
-    "dreamgym tasks list {out}/dreamgym --generated                  tasks that the curriculum wrote",
-    "dreamgym train --sim-to-real {out}/dreamgym --real-steps 2000   carry the policy on in reality",
-    "docs/guides/experience-model.md                                 the same with your own traces and model",
-)
+_STAGES = {
+    "collect": "record real episodes",
+    "experience": "fine-tune the experience model",
+    "fidelity": "measure its fidelity on unseen tasks",
+    "train": "train the agent: SFT on recorded successes, then RL in the dream, without real steps",
+    "evaluate": "evaluate the agent in the real environment before and after RL, on unseen tasks",
+}
 
 
 @console.command
 def quickstart(
-    out: Annotated[Path, typer.Option(help="The run's folder; gone on with if it was begun.")] = Path(
+    out: Annotated[Path, typer.Option(help="Directory; an interrupted quickstart in it is resumed.")] = Path(
         "runs/quickstart"
     ),
-    env: Annotated[str, typer.Option(help="alfworld (household) or textworld (cooking).")] = "textworld",
+    env: Annotated[
+        str,
+        typer.Option(help="Any of `dreamgym envs list`; textworld and alfworld have presets."),
+    ] = "textworld",
     minutes: Annotated[
-        float, typer.Option(help="About how long it may take on 2 idle cores; less of everything in less.")
-    ] = USUAL,
-    seed: Annotated[int, typer.Option(help="Fixes games, weights and every draw.", min=0)] = 1,
+        float, typer.Option(help="Approximate duration on 2 idle cores; less time means less of everything.")
+    ] = USUAL_MINUTES,
+    seed: Annotated[int, typer.Option(help="Seed of games, weights and every random draw.", min=0)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Record real games, teach an experience model, train an agent in its dream, judge it in reality.
+    """Run the whole loop: record real games, fine-tune an experience model, train an agent in its dream,
+    evaluate it in reality.
 
-    Everything runs on this machine, with no network and no GPU. Run it again after a stop: it goes on. Leaves
-    summary.json and report.html in its folder; the stages are told in docs/guides/quickstart.md.
+    Everything runs on this machine, without network and GPU. Run it again after a stop to resume. It leaves
+    summary.json and report.html; docs/guides/quickstart.md describes the stages.
 
     Examples:
 
@@ -80,276 +70,207 @@ def quickstart(
       dreamgym quickstart --env alfworld --out runs/household
     """
     need_models()
-    plan = Plan.of(minutes, seed, env)
+    plan = Plan.load(env, minutes, seed, out)
     out.mkdir(parents=True, exist_ok=True)
     with lock_directory(out):
-        run = Quickstart(out, plan, Progress(out, plan), quiet=as_json)
-        result = run.carry_through()
-    if as_json:
-        console.show(result, [], as_json=True)
-
-
-class Quickstart:
-    """One call of the command: the stages of a plan, each told, timed and gone on with."""
-
-    def __init__(self, out: Path, plan: Plan, progress: Progress, *, quiet: bool) -> None:
-        self._out = out
-        self._plan = plan
-        self._progress = progress
-        self._quiet = quiet
-        self._data = offline(out, plan)
-
-    def carry_through(self) -> dict[str, Any]:
-        _say(f"{self._plan.minutes:g} minutes are asked for; on 2 idle cores this takes about", bold=True)
-        for stage, seconds in self._progress.expected().items():
-            _say(f"  {_about(seconds):>8}  {told(stage)}")
-        stages: dict[str, Callable[[], None]] = {
-            "collect": self._collect,
-            "learn": self._learn,
-            "practice": self._practise,
-            "evaluation": self._judge,
+        stages = Stages(plan)
+        steps: dict[str, Callable[[Plan, Stages], dict[str, Any]]] = {
+            "collect": _collect,
+            "experience": _experience,
+            "fidelity": _fidelity,
+            "train": _train,
+            "evaluate": _evaluate,
         }
-        for number, (stage, carry_out) in enumerate(stages.items(), 1):
-            if stage in self._progress.results:
-                _say(f"{number}/{len(stages)}  {told(stage)}: done before", bold=True)
-                continue
-            left = self._progress.expected()[stage]
-            _say(f"{number}/{len(stages)}  {told(stage)}: about {_about(left)}", bold=True)
-            carry_out()
-        return self._report()
+        for number, (stage, run) in enumerate(steps.items(), 1):
+            done = ": done before" if stage in stages.done else ""
+            console.say(f"{number}/{len(steps)} {_STAGES[stage]}{done}", "bold")
+            if not done:
+                began = time.perf_counter()
+                result = run(plan, stages)
+                stages.finish(stage, time.perf_counter() - began, result)
+        result = _finish(plan, stages)
+    console.show(result, _tables(result), as_json=as_json)
+    _next_steps(plan, result)
 
-    def _collect(self) -> None:
-        found = {}
-        with self._progress.timed("collect"):
-            for config in self._plan.collect_configs(self._out):
-                report = run_collect(config)
-                if not report.episodes and not report.already_there:
-                    raise DreamGymError(
-                        f"no game could be recorded: {dict(report.failures)}; see `dreamgym envs check`"
-                    )
-                self._show(report_table(report, config))
-                found[config.collect.policy] = summary(report, config)
-        self._progress.finish("collect", found)
 
-    def _learn(self) -> None:
-        """First the experience model. Then the agent's warm start, which begins with its weights, on one core
-        while the dream is measured on the other. Last, a start that practice can go on from."""
-        with self._progress.timed("learn") as tick:
-            self._learn_both()
-            self._find_start(tick)
-        self._progress.finish("learn", {})
-
-    def _learn_both(self) -> None:
-        import torch
-
-        from dreamgym.quickstart.background_training import BackgroundTraining
-
-        done, threads = self._progress.results, torch.get_num_threads()
-        shown: dict[str, tuple[int, int]] = {}
-        with ExitStack() as stack:
-            if "experience" not in done:
-                with self._progress.timed("experience") as tick, console.progress() as bar:
-                    taught = asyncio.run(self._teach(_Bars(bar, None, shown), tick))
-                self._progress.finish("experience", taught)
-            beside = None
-            if "warm start" not in done:
-                torch.set_num_threads(1)
-                stack.callback(torch.set_num_threads, threads)
-                config = self._plan.warm_start_config(self._out, self._data)
-                told_so_far = shown.__setitem__
-                beside = BackgroundTraining(config, lambda what, now, of: told_so_far(what, (now, of)))
-                stack.enter_context(beside)
-            if "fidelity" not in done:
-                with self._progress.timed("fidelity"):
-                    self._progress.finish("fidelity", self._measure())
-            if beside is not None:
-                with console.progress() as bar:
-                    bars = _Bars(bar, beside, shown)
-                    while not beside.done:
-                        bars.draw()
-                        beside.wait(0.5)
-                result = beside.result()
-                self._progress.seconds["warm start"] = result["spent"].get("warm_start_seconds", 0.0)
-                self._progress.finish("warm start", result)
-
-    def _find_start(self, tick: Tick) -> None:
-        """Imitate for longer until enough dreamt episodes succeed. How good a policy is after so many updates
-        depends on the machine, and where hardly any episode succeeds practice has nothing to learn from."""
-        plan, progress = self._plan, self._progress
-        updates = int(progress.results.get("start", {}).get("updates", plan.warm_start_steps))
-        while True:
-            left = progress.left_for("practice")
-            with console.progress() as bar:
-                tell = _watching(bar, tick)
-                config = plan.warm_start_config(self._out, self._data, updates)
-                progress.seconds["warm start"] = asyncio.run(imitated(config, tell))
-                found = asyncio.run(first_step(plan.practice_config(self._out, self._data, left), tell))
-            before = progress.results.get("start", {}).get("tried", [])
-            tried = [each for each in before if each["updates"] != updates] + [{"updates": updates, **found}]
-            progress.finish("start", {"updates": updates, "tried": tried})
-            tick(now=True)
-            longer = round(updates * LONGER)
-            # A third of what is left to practise, for something to practise from; no more.
-            late = 3 * plan.trying(longer) > progress.left_for("practice")
-            if found["success"] >= ENOUGH or late or len(tried) >= STARTS:
-                return
-            _say(
-                f"after {updates} updates of imitation {found['success']:.0%} of dreamt episodes succeed, "
-                f"too few to learn from: {longer} instead"
+def _collect(plan: Plan, stages: Stages) -> dict[str, Any]:
+    reports = {}
+    for config in plan.recordings():
+        policy = config.collect.policy
+        try:
+            report = run_collect(config)
+        except ConfigError as error:
+            if "expert" not in str(error):
+                raise
+            console.say(f"{config.environment.name} has no expert: its episodes are random")
+            report = run_collect(
+                plan.recording("random", config.collect.episodes, plan.splits[0], config.collect.out)
             )
-            updates = longer
-            progress.finish("start", {"updates": updates, "tried": tried})
-
-    async def _teach(self, bars: _Bars, tick: Callable[[], None]) -> dict[str, Any]:
-        steps = self._plan.experience_steps
-
-        def tell(done: int, loss: float) -> None:
-            tick()
-            bars.draw(done, steps, f"loss {loss:.3f}")
-
-        return await taught(self._plan.experience_config(), self._data, self._out / EXPERIENCE, tell)
-
-    def _measure(self) -> dict[str, Any]:
-        """How faithful the dream is, on a few real episodes of unseen rooms."""
-        run = self._out / EXPERIENCE
-        plan = self._plan
-        run_collect(plan.recording("mix", plan.fidelity_episodes, plan.world.unseen, run / "real"))
-        found = list(read_trajectories(run / "real"))
-        with console.progress() as bar:
-            bars: dict[str, TaskID] = {}
-
-            def tell(stage: str, done: int, total: int) -> None:
-                if stage not in bars:
-                    bars[stage] = bar.add_task(stage, total=total, note="")
-                bar.update(bars[stage], completed=done)
-
-            return asyncio.run(measured(run, plan, found, on_stage=tell))
-
-    def _practise(self) -> None:
-        from dreamgym.training.trainer import train
-
-        left = self._progress.left_for("practice")
-        config = self._plan.practice_config(self._out, self._data, left)
-        with self._progress.timed("practice") as tick, console.progress() as bar:
-            result = asyncio.run(train(config, on_progress=_watching(bar, tick)))
-        self._progress.finish("practice", result)
-
-    def _judge(self) -> None:
-        with self._progress.timed("evaluation") as tick, console.progress() as bar:
-            job = bar.add_task("playing", total=2 * self._plan.evaluation_episodes, note="")
-
-            def tell() -> None:
-                tick()
-                bar.advance(job)
-
-            result = asyncio.run(judged(self._out, self._plan, tell))
-        self._progress.finish("evaluation", result)
-
-    def _report(self) -> dict[str, Any]:
-        page = self._out / "report.html"
-        with self._progress.timed("report"):
-            write_report([self._out / name for name in (SFT, DREAMGYM, EXPERIENCE)], page, self._data, 100)
-        result = self._progress.summary(self._out, self._data) | {"report": str(page)}
-        with atomic_write(self._out / "summary.json") as file:
-            file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        for table in (_success_table(result), _difference_table(result), _spent_table(result)):
-            self._show(table)
-        dreamt, real = result["practice"]["success_in_dream"], result["policies"][SFT]["success"]
-        gap = gap_warning(dreamt["first"] - real) if dreamt and real is not None else None
-        if gap:
-            _say(f"warning: {gap}; see where it goes wrong: dreamgym experience audit {self._out / DREAMGYM}")
-        _say(f"report: {page} (open it in a browser); numbers: {self._out / 'summary.json'}", bold=True)
-        for line in _NEXT:
-            _say(f"  {line.format(out=self._out, unseen=self._plan.world.unseen)}")
-        return result
-
-    def _show(self, table: Table) -> None:
-        if not self._quiet:
-            console.out.print(table)
+        if not report.episodes and not report.already_there:
+            raise DreamGymError(
+                f"no episode could be recorded: {dict(report.failures)}; try dreamgym envs check"
+            )
+        reports[policy] = summary(report, config)
+    return {"policies": reports, "real_steps": sum(map(_steps, plan.data()))}
 
 
-def _watching(bar: Bar, tick: Tick) -> Callable[[Told_], None]:
-    """Shows how far a run is."""
-    jobs: dict[str, TaskID] = {}
+def _experience(plan: Plan, stages: Stages) -> dict[str, Any]:
+    from dreamgym.cli.experience import run_fine_tuning
 
-    def tell(now: Told_) -> None:
-        tick()
-        for warning in now.warnings:
-            _say(f"warning: {warning}")
-        if now.stage not in jobs:
-            jobs[now.stage] = bar.add_task(now.stage, total=now.total, note="")
-        note = f"success {now.row['success']:.0%} in the dream" if "success" in now.row else ""
-        bar.update(jobs[now.stage], completed=now.done, note=note)
-
-    return tell
+    sources = [dataset_path(name) for name in plan.data()]
+    return asyncio.run(run_fine_tuning(plan.config, sources, plan.out / "experience"))
 
 
-class _Bars:
-    """How far teaching here, or the warm start in another process, is."""
+def _fidelity(plan: Plan, stages: Stages) -> dict[str, Any]:
+    from dreamgym.cli.experience_eval import run_fidelity
 
-    def __init__(
-        self, bar: Bar, beside: BackgroundTraining | None, shown: Mapping[str, tuple[int, int]]
-    ) -> None:
-        self._bar = bar
-        self._beside = beside
-        self._shown = shown
-        self._jobs: dict[str, TaskID] = {}
-
-    def draw(self, done: int | None = None, total: int = 0, note: str = "") -> None:
-        if done is not None:
-            self._update("experience model", done, total, note)
-        if self._beside is not None:
-            self._beside.wait()
-            if "warm start" in self._shown:
-                self._update("warm start", *self._shown["warm start"], "")
-
-    def _update(self, name: str, done: int, total: int, note: str) -> None:
-        if name not in self._jobs:
-            self._jobs[name] = self._bar.add_task(name, total=total, note=note)
-        self._bar.update(self._jobs[name], completed=done, note=note)
+    run, split = plan.out / "experience", plan.splits[1]
+    policy = next(iter(plan.extent.record))
+    real = plan.recording(policy, plan.extent.fidelity_episodes, split, run / "real")
+    run_collect(real)
+    found = run_fidelity(str(run), plan.config, list(read_trajectories(run / "real")), folder=run)
+    return {
+        "next_state_exact": found["steps"]["next_state_exact"],
+        "real_to_dream": found["real_to_dream"],
+        "dream_to_real": found["dream_to_real"],
+        "real_steps": _steps(str(run / "real")),
+    }
 
 
-def _success_table(result: Mapping[str, Any]) -> Table:
-    meaning = {SFT: "after imitation", DREAMGYM: "after practice in the dream"}
-    rows = []
-    for name, found in result["policies"].items():
-        low, high = found["interval"]
-        shown = "–" if found["success"] is None else f"{found['success']:.1%} [{low:.1%}, {high:.1%}]"
-        rows.append((name, meaning[name], found["episodes"], shown))
-    split = result["policies"][SFT]["split"]
-    title = f"real success in games nobody has learnt from ({result['environment']['name']}, {split})"
-    return console.table(title, "policy", "", "episodes", "success [95%]", rows=rows)
+def _train(plan: Plan, stages: Stages) -> dict[str, Any]:
+    """Repeats the warm start with more updates while too few episodes succeed in the dream."""
+    from dreamgym.cli.train import on_progress
+    from dreamgym.training.metrics import read_metrics
+    from dreamgym.training.run_dir import METRICS, read_config
+    from dreamgym.training.trainer import train
+
+    run, began, starts = plan.config.train.out, time.perf_counter(), []
+    updates = plan.config.train.warm_start_steps
+    if (run / "config.json").exists():
+        updates = read_config(run).train.warm_start_steps
+
+    def left() -> float:
+        used = stages.seconds + time.perf_counter() - began
+        return max(10.0, 60 * plan.minutes - used - plan.extent.evaluation_seconds)
+
+    with console.progress() as bar:
+        while True:
+            asyncio.run(
+                train(plan.training(seconds=left(), updates=updates, steps=1), on_progress=on_progress(bar))
+            )
+            success = read_metrics(run / METRICS, "train")[0]["success"]
+            starts.append({"updates": updates, "success": success})
+            if (
+                success >= MIN_SUCCESS
+                or len(starts) == MAX_STARTS
+                or time.perf_counter() - began > left() / 2
+            ):
+                break
+            more = round(updates * MORE_UPDATES)
+            console.say(
+                f"{success:.0%} of the episodes in the dream succeed after {updates} SFT updates, too few to learn "
+                f"from: again with {more}"
+            )
+            updates = more
+            shutil.rmtree(run)
+        config = plan.training(seconds=left(), updates=updates)
+        result = asyncio.run(train(config, on_progress=on_progress(bar)))
+    return {**result, "starts": starts, "planned_steps": config.train.steps}
 
 
-def _difference_table(result: Mapping[str, Any]) -> Table:
-    found, told_apart = result["difference"], "–"
-    if found["difference"]["value"] is not None:
-        value, low, high = (100 * found["difference"][name] for name in ("value", "low", "high"))
-        told_apart = f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
-    return console.table(
-        f"{DREAMGYM} against {SFT}, paired by episode",
-        *("difference [95%]", f"only {DREAMGYM}", f"only {SFT}", "p (McNemar)"),
-        rows=[(told_apart, found["first_only"], found["second_only"], f"{found['p_value']:.4f}")],
-    )
+def _evaluate(plan: Plan, stages: Stages) -> dict[str, Any]:
+    from dreamgym.evaluation.runs import evaluate_runs
 
-
-def _spent_table(result: Mapping[str, Any]) -> Table:
-    rows = [
-        (
-            told(stage),
-            _about(spent["seconds"]),
-            f"{spent['real_steps']:,}",
-            f"{spent['synthetic_steps']:,}",
+    run, episodes = str(plan.config.train.out), plan.extent.evaluation_episodes
+    with console.progress() as bar:
+        job = bar.add_task("real episodes", total=2 * episodes)
+        found = asyncio.run(
+            evaluate_runs(
+                plan.config,
+                [run, f"{run}@0"],
+                split=plan.splits[1],
+                episodes=episodes,
+                seed=plan.config.seed,
+                on_episode=lambda policy: bar.advance(job, note=policy),
+            )
         )
-        for stage, spent in result["stages"].items()
+    return found.to_dict()
+
+
+def _finish(plan: Plan, stages: Stages) -> dict[str, Any]:
+    page = plan.out / "report.html"
+    write_report([plan.config.train.out, plan.out / "experience"], page, plan.data(), 100)
+    done = stages.done
+    after, train = done["evaluate"], done["train"]
+    result = {
+        "out": str(plan.out),
+        "environment": plan.config.environment.model_dump(mode="json"),
+        "seed": plan.config.seed,
+        "minutes": plan.minutes,
+        "split": after["split"],
+        "before": {name: after["other"][name] for name in ("policy", "success")},
+        "after": {name: after[name] for name in ("policy", "success")},
+        "comparison": after["comparison"],
+        "notes": after["notes"],
+        "fidelity": done["fidelity"]["next_state_exact"],
+        "train": {name: train[name] for name in ("steps", "planned_steps", "ended", "starts")},
+        "synthetic_steps": train["spent"].get("synthetic_steps", 0),
+        "real_steps": {
+            "collect": done["collect"]["real_steps"],
+            "fidelity": done["fidelity"]["real_steps"],
+            "train": train["spent"].get("real_steps", 0),
+            "evaluate": after["real_steps"] + after["other"]["real_steps"],
+        },
+        "seconds": {stage: each["seconds"] for stage, each in done.items()},
+        "report": str(page),
+    }
+    write_text(plan.out / "summary.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _tables(result: dict[str, Any]) -> list[Any]:
+    from dreamgym.evaluation.statistics import Estimate
+
+    before, after = (Estimate(**result[name]["success"]) for name in ("before", "after"))
+    difference = Estimate(**result["comparison"]["difference"]).percent(signed=True)
+    rows = [
+        ("after SFT", before.percent(), ""),
+        ("after RL in the dream", after.percent(), difference),
     ]
-    title = f"what it took: {_about(result['seconds'])}; the dream was measured beside the warm start"
-    return console.table(title, "stage", "time", "real steps", "synthetic steps", rows=rows)
+    title = (
+        f"success in real games ({result['environment']['name']}, {result['split']}, {after.count} episodes)"
+    )
+    seconds = [(_STAGES[stage], f"{used / 60:.1f} min") for stage, used in result["seconds"].items()]
+    return [
+        console.table(title, "policy", "success [95%]", "difference, paired [95%]", rows=rows),
+        console.table("duration", "stage", "time", rows=seconds),
+    ]
 
 
-def _about(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+def _next_steps(plan: Plan, result: dict[str, Any]) -> None:
+    out, run, train = plan.out, plan.config.train.out, result["train"]
+    for note in result["notes"]:
+        console.say(note)
+    if train["steps"] < train["planned_steps"]:
+        slow = result["seconds"]["train"] / max(1, train["steps"]) * (train["planned_steps"] - train["steps"])
+        enough = math.ceil(sum(result["seconds"].values()) / 60 + slow / 60)
+        console.say(
+            f"this machine is slower than the preset assumes: {train['steps']} of {train['planned_steps']} training "
+            f"steps fitted into {plan.minutes:g} minutes; for the full result: dreamgym quickstart "
+            f"--env {plan.config.environment.name} --minutes {enough} --out {out}-{enough}"
+        )
+    console.say(f"report: {result['report']} (open it in a browser); numbers: {out / 'summary.json'}", "bold")
+    commands = {
+        f"dreamgym play --dream {out}/experience": "play in the dream yourself",
+        f"dreamgym data show {run}/trajectories": "read an episode of the agent in the dream",
+        f"dreamgym experience audit {run}": "replay its episodes in the real environment",
+        f"dreamgym train --sim-to-real {run} --real-steps 2000": "continue in the real environment",
+    }
+    if (run / "tasks.jsonl").exists():
+        commands[f"dreamgym tasks list {run} --generated"] = "tasks that the curriculum wrote"
+    for command, meaning in commands.items():
+        console.say(f"  {command:<75} {meaning}")
 
 
-def _say(text: str, *, bold: bool = False) -> None:
-    console.err.print(console.visible(text, "bold" if bold else ""), soft_wrap=True)
+def _steps(source: str) -> int:
+    return sum(len(each) for each in read_trajectories(Path(source)))

@@ -10,9 +10,11 @@ What each number means stands in ``docs/guides/fidelity.md``.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from dreamgym.evaluation.async_map import OnCount
@@ -34,6 +36,7 @@ from dreamgym.evaluation.one_step import StepFidelity, measure_steps
 from dreamgym.evaluation.rubrics import Judged, judge_trajectories
 from dreamgym.evaluation.statistics import Estimate, Theorem1, theorem1
 from dreamgym.experience.rubric_judge import RubricJudge
+from dreamgym.files import write_text
 from dreamgym.protocols import Annotator, EnvironmentFactory, ExperienceModel
 from dreamgym.types import Trajectory
 
@@ -135,6 +138,21 @@ async def measure_fidelity(
         judged=None if judge is None else await judge_trajectories(judge, [d.trajectory for d in dreams]),
         left_out=_left_out(steps, factory),
     )
+
+
+def save_fidelity(fidelity: Fidelity, folder: Path, how: dict[str, Any]) -> dict[str, Any]:
+    """Write fidelity.json, the table fidelity.md and the plot drift.svg; returns the content of the first.
+
+    Args:
+        how: the conditions of the measurement; the parts in `without` are also in the file names.
+    """
+    suffix = "".join(f"-no-{part}" for part in how["without"])
+    names = {"table": f"fidelity{suffix}.md", "plot": f"drift{suffix}.svg"}
+    result = {**fidelity.to_dict(), "asked": how, "files": names}
+    write_text(folder / names["table"], markdown_table(fidelity))
+    write_text(folder / names["plot"], drift_svg(fidelity.drift))
+    write_text(folder / f"fidelity{suffix}.json", json.dumps(result, indent=2, default=str) + "\n")
+    return result
 
 
 def _left_out(steps: StepFidelity, factory: EnvironmentFactory | None) -> dict[str, str]:

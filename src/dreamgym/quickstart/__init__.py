@@ -1,1 +1,1 @@
-"""The quickstart: the whole loop with settings that fit a small machine."""
+"""The quickstart: presets for the whole loop on a small machine."""
