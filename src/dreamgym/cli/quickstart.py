@@ -168,8 +168,8 @@ def _train(plan: Plan, stages: Stages) -> dict[str, Any]:
                 break
             more = round(updates * MORE_UPDATES)
             console.say(
-                f"{success:.0%} of the episodes in the dream succeed after {updates} SFT updates, too few to learn "
-                f"from: again with {more}"
+                f"{success:.0%} of the episodes in the dream succeed after {updates} SFT updates, too few to "
+                f"learn from: again with {more}"
             )
             updates = more
             shutil.rmtree(run)
@@ -255,8 +255,8 @@ def _next_steps(plan: Plan, result: dict[str, Any]) -> None:
         slow = result["seconds"]["train"] / max(1, train["steps"]) * (train["planned_steps"] - train["steps"])
         enough = math.ceil(sum(result["seconds"].values()) / 60 + slow / 60)
         console.say(
-            f"this machine is slower than the preset assumes: {train['steps']} of {train['planned_steps']} training "
-            f"steps fitted into {plan.minutes:g} minutes; for the full result: dreamgym quickstart "
+            f"this machine is slower than the preset assumes: {train['steps']} of {train['planned_steps']} "
+            f"training steps fitted into {plan.minutes:g} minutes; for the full result: dreamgym quickstart "
             f"--env {plan.config.environment.name} --minutes {enough} --out {out}-{enough}"
         )
     console.say(f"report: {result['report']} (open it in a browser); numbers: {out / 'summary.json'}", "bold")

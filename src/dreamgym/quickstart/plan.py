@@ -158,7 +158,8 @@ class Stages:
         for name, value in self._given.items():
             if given.get(name) != value:
                 raise ConfigError(
-                    f"{plan.out} was started with --{name} {given.get(name)}, got {value}; choose another --out"
+                    f"{plan.out} was started with --{name} {given.get(name)}, got {value}; "
+                    "choose another --out"
                 )
 
     @property
