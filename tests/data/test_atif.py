@@ -115,7 +115,6 @@ def test_copied_context_sets_the_scene_and_is_no_turn() -> None:
             "'system', 'user' or 'agent', got 'robot'",
         ),
         ({"extra": {"reward": "much"}}, "expected reward to be a valid number"),
-        ({"steps": STOCK["steps"][:1], "extra": {"dreamgym": []}}, "one observed text in step 1"),
     ],
 )
 def test_a_document_against_the_rules_is_refused(change: dict[str, Any], message: str) -> None:

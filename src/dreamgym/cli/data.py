@@ -130,7 +130,8 @@ def export(
 ) -> None:
     """Write trajectories as chat messages, ATIF 1.7 or Parquet.
 
-    `dreamgym ingest` reads the file back without loss.
+    `dreamgym ingest` reads the file back: Parquet without loss; messages and
+    ATIF with texts, rewards and success.
 
     Examples:
 

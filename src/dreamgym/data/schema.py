@@ -168,8 +168,8 @@ def encode_trajectory(trajectory: types.Trajectory) -> str:
     """Write one row, without the line break. Equal trajectories give equal text.
 
     Raises:
-        DataError: a turn does not start in the state the one before it led to, the episode goes on after
-            its end, a number is not finite, or a text cannot be written as UTF-8.
+        DataError: a turn does not start in the state after the previous one, turns follow the end of the
+            episode, a number is not finite, or a text cannot be written as UTF-8.
     """
     return dump_json(row_of(trajectory), what=f"trajectory {trajectory.id!r}")
 
@@ -297,7 +297,7 @@ def _turn_row(transition: types.Transition) -> dict[str, Any]:
 
 @functools.cache
 def _defaults(model: type[_Row]) -> list[tuple[str, Any]]:
-    """(key, default) of a model, where `...` stands for a key that must be there."""
+    """(key, default) of a model; `...` for a required key."""
     return [
         (name, ... if info.is_required() else info.get_default(call_default_factory=True, validated_data={}))
         for name, info in model.model_fields.items()

@@ -1,8 +1,8 @@
-"""Embedders: turn (state, action) pairs into the keys by which past experience is found again.
+"""Embedders: turn (state, action) pairs into keys for similarity search.
 
-The default hashes words into slots: no dependency, microseconds, and bit for bit the same on every machine,
+The default hashes words into slots: no dependency, microseconds, and the same bits on every machine,
 because it uses only counts, a product, a division and a square root. State and action have slots of their
-own, so the cosine of two keys is a weighted mean of how alike the states and how alike the actions are.
+own, so the cosine of two keys is a weighted mean of the similarities of states and of actions.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _WordHashes(dict[str, int]):
         return value
 
     def bounded(self) -> _WordHashes:
-        """Itself, emptied if hostile text has filled it with words nobody repeats."""
+        """The cache, emptied if it is full: hostile text can hold any number of different words."""
         if len(self) > _KNOWN_WORDS_LIMIT:
             self.clear()
         return self
@@ -144,8 +144,7 @@ class _WordHashes(dict[str, int]):
 class SentenceEmbedder:
     """Sentence embeddings by a sentence-transformers model.
 
-    About 40 ms of CPU a text: for users with time or a GPU. It runs in a thread of its own, so an event loop
-    goes on meanwhile.
+    About 40 ms of CPU per text. It runs in a thread, so it does not block the event loop.
     """
 
     def __init__(self, model: str, *, batch: int = 32) -> None:
@@ -156,7 +155,7 @@ class SentenceEmbedder:
             raise MissingExtraError("the sentence embedder", "embeddings") from None
         try:
             self._model = SentenceTransformer(model)
-        except Exception as error:  # the libraries below raise whatever they like
+        except Exception as error:  # the libraries raise exceptions of many types
             raise ConfigError(
                 f"expected a sentence-transformers model at {model!r}, it cannot be loaded: {error}"
             ) from None

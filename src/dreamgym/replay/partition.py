@@ -168,9 +168,9 @@ class Partition:
         size = math.ceil((k + min(int(hidden.max()), _MOST_HIDDEN) + _SPARE) / share)
         left = np.arange(len(queries))
         while len(left):
-            asked = queries.pick(left)
-            candidates = self._candidates(asked.keys, size, subset, approximate=approximate)
-            certain, hits = self._rank(asked, k, hidden[left], *candidates, approximate=approximate)
+            batch = queries.pick(left)
+            candidates = self._candidates(batch.keys, size, subset, approximate=approximate)
+            certain, hits = self._rank(batch, k, hidden[left], *candidates, approximate=approximate)
             if size >= (len(counts) if subset is None else len(subset)) and not approximate:
                 certain[:] = True
             for number in np.flatnonzero(certain).tolist():

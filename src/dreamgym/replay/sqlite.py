@@ -193,7 +193,7 @@ class SqliteStore:
             self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
         self._check_application(db)
-        db.execute(f"PRAGMA page_size = {PAGE_SIZE}")  # heeded only while the file is empty
+        db.execute(f"PRAGMA page_size = {PAGE_SIZE}")  # has an effect only while the file is empty
         deadline = time.monotonic() + self._busy_seconds
         while True:
             try:

@@ -1,7 +1,7 @@
 """ATIF, the Agent Trajectory Interchange Format of the Harbor project: read up to 1.x, written as 1.7.
 
-A file is one JSON document, or one document a line. ATIF has no reward of its own; step rewards stand in the
-``extra`` object of an agent's step, and what else our rows know in that of the document.
+A file is one JSON document, or one document per line. ATIF has no rewards; they are in the ``extra``
+object of an agent's step and of the document.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pydantic import Field
 
 from dreamgym.data.ingest.dialogue import Call, Defaults, Header, Message, join, make_trajectory
 from dreamgym.data.ingest.json_reader import Foreign, Record
-from dreamgym.data.ingest.roundtrip_extras import KEY, TurnTexts, remainder_of, restore
-from dreamgym.data.schema import check, dump_json, shorten
+from dreamgym.data.schema import check, dump_json, row_of, shorten
 from dreamgym.errors import DataError
 from dreamgym.types import Trajectory
 
@@ -65,7 +64,7 @@ class _Document(Foreign):
 
 
 class _Verdict(Foreign):
-    """What producers leave about the result, in an ``extra`` object."""
+    """What producers write about the result into an ``extra`` object."""
 
     reward: float | None = None
     success: bool | None = None
@@ -85,10 +84,7 @@ def from_record(record: Record, defaults: Defaults) -> Trajectory:
     for position, step in enumerate(given.steps, 1):
         if step.step_id != position:
             raise DataError(f"expected steps.{position - 1}.step_id to be {position}, got {step.step_id}")
-    extra = given.extra or {}
-    if KEY in extra:
-        return _restore(given)
-    verdict = check(_Verdict, extra)
+    verdict = check(_Verdict, given.extra or {})
     header = Header(
         id=given.trajectory_id or given.session_id or f"atif-{record.digest}",
         policy=given.agent.model_name or given.agent.name,
@@ -101,14 +97,13 @@ def from_record(record: Record, defaults: Defaults) -> Trajectory:
 
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
-    """One document: the instruction from the user, the start state as a system event, then a step a turn."""
-    remainder = remainder_of(trajectory)
-    outcomes = [turn["outcome"] for turn in remainder.pop("turns")]
+    """One document: the instruction and the start state from the user, then one step per turn."""
+    row_of(trajectory)  # checks that the turns follow one another
     steps: list[dict[str, Any]] = [
         {"step_id": 1, "source": "user", "message": trajectory.task.instruction},
-        {"step_id": 2, "source": "system", "message": "", "observation": _observed(trajectory.start.text)},
+        {"step_id": 2, "source": "user", "message": trajectory.start.text},
     ]
-    for number, (transition, outcome) in enumerate(zip(trajectory.transitions, outcomes, strict=True), 3):
+    for number, transition in enumerate(trajectory.transitions, 3):
         thought = {} if transition.thought is None else {"reasoning_content": transition.thought}
         steps.append(
             {
@@ -117,7 +112,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
                 "message": transition.action,
                 **thought,
                 "observation": _observed(transition.outcome.next_state.text),
-                "extra": outcome,
+                "extra": {"reward": transition.outcome.reward},
             }
         )
     provenance = trajectory.provenance
@@ -128,7 +123,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
         "agent": {"name": provenance.policy, "version": str(provenance.policy_version)},
         "steps": steps,
         "final_metrics": {"total_steps": len(steps)},
-        "extra": {"reward": trajectory.total_reward, "success": trajectory.success, KEY: remainder},
+        "extra": {"reward": trajectory.total_reward, "success": trajectory.success},
     }
 
 
@@ -153,7 +148,7 @@ def _messages(step: _Step) -> list[Message]:
     )
     replies = [
         Message(
-            # A result of no call of this step is what the surroundings said to the agent.
+            # A result without a call of this step is a message of the environment.
             role="tool" if calls and result.source_call_id else "user",
             text=_text(result.content),
             call_id=result.source_call_id if calls else None,
@@ -178,37 +173,6 @@ def _seconds(timestamp: str) -> float:
         return datetime.fromisoformat(timestamp).timestamp()
     except (ValueError, OverflowError):
         raise DataError(f"expected an ISO 8601 timestamp, got {shorten(timestamp)}") from None
-
-
-def _restore(given: _Document) -> Trajectory:
-    extra = given.extra or {}
-    acted = [step for step in given.steps if step.source == "agent"]
-    remainder = extra[KEY]
-    if isinstance(remainder, dict):
-        remainder = remainder | {"turns": [{"outcome": step.extra} for step in acted]}
-    turns = [
-        TurnTexts(action=_whole(step), thought=step.reasoning_content, next_state=_observation(step))
-        for step in acted
-    ]
-    start = next((step for step in given.steps if step.source == "system"), None)
-    if start is None:
-        raise DataError("expected a system step with the start state in our own export, got none")
-    return restore(remainder, _observation(start), turns)
-
-
-def _whole(step: _Step) -> str:
-    if not isinstance(step.message, str):
-        raise DataError(f"expected the message of our own export to be text, got {shorten(step.message)}")
-    return step.message
-
-
-def _observation(step: _Step) -> str:
-    results = step.observation.results if step.observation else []
-    if len(results) != 1 or not isinstance(results[0].content, str):
-        raise DataError(
-            f"expected one observed text in step {step.step_id} of our own export, got {len(results)}"
-        )
-    return results[0].content
 
 
 def dump(trajectory: Trajectory) -> str:

@@ -5,7 +5,7 @@ Every foreign format is first read into the same messages. The rules for tasks, 
 - The first user message is the instruction. What else is said before the first action is the start state; if
   nothing else is, the instruction is the start state too. System text goes to the task's parameters.
 - A tool call is an action, written ``name({"argument": value})`` with sorted keys; several calls in one
-  message are several turns, in order. Text beside a call joins the thought of its first turn.
+  message are several turns, in order. Text next to a call joins the thought of its first turn.
 - Text without a call is an action if a reply follows or the conversation ends with it; if the agent speaks
   again without a reply, the text joins the thought of its next action.
 - Replies of tools and users are the next state. No state is empty: `EMPTY`, `NO_REPLY` and `END` stand for an
@@ -206,6 +206,8 @@ def make_trajectory(messages: Sequence[Message], header: Header, defaults: Defau
     if not reading.turns:
         raise DataError("expected at least one message of the agent with text or a tool call, got none")
     user, system = reading.user, join(reading.system)
+    if system == header.instruction:
+        system = ""
     instruction = header.instruction or (user.pop(0) if user else system)
     if not instruction.strip():
         raise DataError("expected a user message before the agent's first one, or a task, got neither")

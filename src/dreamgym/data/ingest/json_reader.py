@@ -24,7 +24,7 @@ DOCUMENT_SUFFIXES = (".json", ".json.gz", ".json.xz")
 
 
 class Foreign(BaseModel):
-    """Part of a foreign record: strict about what we read, silent about keys that others add."""
+    """Part of a foreign record: known keys are validated strictly, other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
@@ -53,7 +53,7 @@ def read_records(
     """Every JSON value of a file.
 
     Raises:
-        DataError: a line or the document is not JSON (skipped and told to `on_bad` where that is given).
+        DataError: a line or the document is not JSON (with `on_bad` it is passed there and skipped).
     """
     if path.name.endswith(DOCUMENT_SUFFIXES) and not _first_line_stands_alone(path):
         yield from _document(path, on_bad, on_read)

@@ -1,8 +1,4 @@
-"""Chat messages as OpenAI's API words them, one conversation a line: ``{"messages": [...], ...}``.
-
-The format has no place for rewards and ends of single turns; our export keeps them under the key
-``dreamgym`` beside the messages, where other tools do not look.
-"""
+"""Chat messages in OpenAI's format, one conversation per line: ``{"messages": [...], ...}``."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from dreamgym.data.ingest.dialogue import (
     parse_arguments,
 )
 from dreamgym.data.ingest.json_reader import Foreign, Record
-from dreamgym.data.ingest.roundtrip_extras import KEY, TurnTexts, remainder_of, restore
-from dreamgym.data.schema import check, dump_json, shorten
+from dreamgym.data.schema import check, dump_json, row_of, shorten
 from dreamgym.errors import DataError
 from dreamgym.types import Trajectory
 
@@ -69,7 +64,6 @@ class _Conversation(Foreign):
     reward: float | None = None
     success: bool | None = None
     model: str | None = None
-    dreamgym: dict[str, Any] | None = None
 
 
 def recognises(value: Any) -> bool:
@@ -79,8 +73,6 @@ def recognises(value: Any) -> bool:
 def from_record(record: Record, defaults: Defaults) -> Trajectory:
     """The trajectory of one conversation, or `DataError` without its place."""
     given = check(_Conversation, record.value)
-    if given.dreamgym is not None:
-        return _restore(given)
     task = _Task(instruction=given.task) if isinstance(given.task, str) else given.task or _Task()
     header = Header(
         id=f"messages-{record.digest}" if given.id in (None, "") else str(given.id),
@@ -97,20 +89,27 @@ def from_record(record: Record, defaults: Defaults) -> Trajectory:
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
     """One conversation: the instruction as system message, states as user, actions as assistant messages."""
+    row_of(trajectory)  # checks that the turns follow one another
     messages: list[dict[str, Any]] = []
     if trajectory.task.instruction:
         messages.append({"role": "system", "content": trajectory.task.instruction})
     messages.append({"role": "user", "content": trajectory.start.text})
     for transition in trajectory.transitions:
         thought = {} if transition.thought is None else {"reasoning_content": transition.thought}
-        messages.append({"role": "assistant", "content": transition.action, **thought})
+        reward = transition.outcome.reward
+        messages.append({"role": "assistant", "content": transition.action, "reward": reward, **thought})
         messages.append({"role": "user", "content": transition.outcome.next_state.text})
     return {
         "messages": messages,
         "id": trajectory.id,
+        "task": {
+            "id": trajectory.task.id,
+            "instruction": trajectory.task.instruction,
+            "family": trajectory.task.family,
+        },
+        "model": trajectory.provenance.policy,
         "reward": trajectory.total_reward,
         "success": trajectory.success,
-        KEY: remainder_of(trajectory),
     }
 
 
@@ -141,7 +140,7 @@ def parse_message(value: Any, position: int) -> Message:
 
 
 def _texts(content: str | list[str | dict[str, Any]] | None) -> tuple[str, str]:
-    """What the parts of a content say, and what they think; what is no text is named in brackets."""
+    """(text, thought) of the parts of a content; a part without text becomes its type in brackets."""
     if not isinstance(content, list):
         return content or "", ""
     said, thought = [], []
@@ -157,28 +156,6 @@ def _texts(content: str | list[str | dict[str, Any]] | None) -> tuple[str, str]:
 
 def _text(part: dict[str, Any], *keys: str) -> str:
     return next((part[key] for key in keys if isinstance(part.get(key), str)), "")
-
-
-def _restore(given: _Conversation) -> Trajectory:
-    messages = [check(_ChatMessage, value) for value in given.messages]
-    if messages[0].role == "system":
-        messages = messages[1:]
-    roles = [message.role for message in messages]
-    if roles != ["user", *["assistant", "user"] * (len(roles) // 2)]:
-        raise DataError(
-            f"expected states and actions in turn, as user and assistant messages, got {roles[:8]!r}"
-        )
-    turns = [
-        TurnTexts(action=_whole(act), thought=act.reasoning_content, next_state=_whole(state))
-        for act, state in zip(messages[1::2], messages[2::2], strict=True)
-    ]
-    return restore(given.dreamgym, _whole(messages[0]), turns)
-
-
-def _whole(message: _ChatMessage) -> str:
-    if not isinstance(message.content, str):
-        raise DataError(f"expected the content of our own export to be text, got {shorten(message.content)}")
-    return message.content
 
 
 def dump(trajectory: Trajectory) -> str:

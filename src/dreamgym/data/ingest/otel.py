@@ -1,9 +1,8 @@
-"""OpenTelemetry spans with the GenAI conventions: the traces that agents leave in production.
+"""OpenTelemetry spans with the GenAI conventions.
 
-A file holds OTLP JSON (``resourceSpans``), or one span a line, as OTLP writes it or as the Python SDK prints
-it. One call of the model is one span, and each repeats the conversation so far; so the spans of one agent are
-put in order of time and the new messages of each are added to one conversation, which then becomes a
-trajectory.
+A file holds OTLP JSON (``resourceSpans``), or one span per line, as OTLP writes it or as the Python SDK
+prints it. Each model call is one span that repeats the conversation so far. The spans of one agent are sorted
+by time, and the new messages of each are added to one conversation, which becomes a trajectory.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MODEL_CALLS = {"chat", "generate_content", "text_completion", None}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The part of a span that we read."""
+    """The part of a span that is read."""
 
     where: str
     trace_id: str
@@ -128,11 +127,11 @@ def _span(value: Any, where: str) -> Span:
     context = span.get("context") or span
     attributes, verdict = _attributes(span.get("attributes")), {}
     for event in _list(span.get("events"), "events"):
-        told = _attributes(_dict(event).get("attributes"))
+        found = _attributes(_dict(event).get("attributes"))
         if event.get("name") == "gen_ai.evaluation.result":
-            verdict = told
+            verdict = found
         else:
-            attributes = told | attributes
+            attributes = found | attributes
     trace_id = _text(_either(_dict(context), "traceId", "trace_id"))
     span_id = _text(_either(context, "spanId", "span_id"))
     if not trace_id or not span_id:
@@ -156,7 +155,7 @@ def _conversations(spans: Sequence[Span]) -> Iterable[_Conversation]:
             continue
         above = _ancestors(span, by_id)
         if span.calls_model and any(each.calls_model for each in above):
-            continue  # a client library's span inside a framework's: the same call told twice
+            continue  # a client library's span inside a framework's: the same call twice
         agent = next((each for each in [span, *above] if each.operation == "invoke_agent"), None)
         session = _text(span.attributes.get("gen_ai.conversation.id")) or (
             agent and _text(agent.attributes.get("gen_ai.conversation.id"))
@@ -187,7 +186,7 @@ def _trajectory(conversation: _Conversation, defaults: Defaults) -> Trajectory:
     elif conversation.agent is not None:
         messages = _from_tools(conversation.agent, tools)
     else:
-        raise DataError("expected a span of a model call or an agent beside these tool calls, got none")
+        raise DataError("expected a span of a model call or an agent with these tool calls, got none")
     verdict: dict[str, Any] = {}
     for span in conversation.spans:
         verdict |= span.verdict
@@ -221,10 +220,10 @@ def _merged(spans: Sequence[Span]) -> list[Message]:
 
 
 def _continue(known: list[Message], given: list[Message]) -> list[Message]:
-    """What is known after `given` was said: history that it repeats is not told again."""
+    """The messages after `given`: history that it repeats is not added again."""
     before, now = [_essence(message) for message in known], [_essence(message) for message in given]
     if now == before[: len(now)]:
-        return known[: len(now)]  # asked again from an earlier point: the later answer counts
+        return known[: len(now)]  # a new request from an earlier point: the later reply counts
     for overlap in range(min(len(before), len(now)), 0, -1):
         if before[-overlap:] == now[:overlap]:
             return [*known, *given[overlap:]]
