@@ -1,6 +1,6 @@
 """One turn in a synthetic environment passes few modules of the package, so that a reader can follow it.
 
-A turn: the agent acts, the environment predicts with a demonstration from the replay buffer, and the outcome is
+A turn: the agent acts, the environment predicts with a demonstration from the replay buffer, the outcome is
 recorded. `sys.setprofile` sees the coroutines of the turn; `threading.setprofile` adds the worker threads, in
 which the local model generates tokens and the replay buffer searches.
 """
@@ -133,7 +133,7 @@ async def test_a_turn_in_a_synthetic_environment_passes_at_most_nineteen_modules
         await local.aclose()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     assert isinstance(played, Trajectory)
     assert len(played.transitions[1].outcome.info["demonstrations"]) == 1
     assert {"dreamgym.envs.synthetic", "dreamgym.experience.model", "dreamgym.agents"} <= modules.event_loop
