@@ -20,7 +20,7 @@ from dreamgym.envs.registry import (
 from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.envs.wrappers import StepCounter, TimeLimit
 from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError
-from dreamgym.experience.plain_annotator import PlainAnnotator
+from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.protocols import Environment, find_expert, find_world_sheet
 from dreamgym.rollouts import run_episode
 from dreamgym.testing import check_environment

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 from dreamgym.cli import app
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.alfworld import SPEC
+from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.experience.annotation_store import AnnotationStore
 from dreamgym.experience.dataset import held_out
-from dreamgym.experience.plain_annotator import PlainAnnotator
 from dreamgym.training.annotators import same_annotator
 from dreamgym.types import Annotation, Note, Outcome, Provenance, State, Task, Trajectory, Transition
 
@@ -74,7 +74,7 @@ def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_
     assert 0 < len(kept) < 12
     told = dreamgym("experience", "eval", run, "--data", shop, "--held-out", "--json")
     assert told.exit_code == 0, told.output
-    assert f"{len(kept)} of 12 tasks were held out from teaching" in told.stderr
+    assert f"measured on the {len(kept)} of 12 tasks that were held out from fine-tuning" in told.stderr
     assert "environment 'shop' is not installed here: dream → real is left out" in told.stderr
     found = json.loads(told.stdout)
     assert found["episodes"] == found["steps"]["predictions"] == len(kept)
@@ -91,9 +91,8 @@ def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_
     ("words", "message"),
     [
         ([], "environment 'shop' is not installed here"),
-        (["--data", "SHOP", "--reward", "sheet"], "expected --reward model"),
-        (["--data", "SHOP", "--env", "alfworld"], "expected trajectories of the environment 'alfworld'"),
-        (["--env", "alfworld", "--held-out"], "--held-out chooses among trajectories that you give"),
+        (["--data", "SHOP", "--reward", "sheet"], "expected a grader (--reward"),
+        (["--data", "SHOP", "--env", "alfworld"], "was fine-tuned on environment 'shop', not 'alfworld'"),
         (["--data", "TAUGHT", "--held-out"], "experience.validation=0.25, which holds out none of these 1"),
     ],
 )
@@ -132,7 +131,7 @@ def test_a_teacher_that_cannot_be_asked_again_is_stood_in_for_and_that_is_said(
     (copy / "run.json").write_text(json.dumps(about), encoding="utf-8")
     told = dreamgym("experience", "eval", copy, "--data", shop, "--episodes", 1, "--json")
     assert told.exit_code == 0, told.output
-    assert "was taught by 'a friend', of whom" in " ".join(told.stderr.split())
+    assert "has no annotations by 'a friend', the annotator of" in " ".join(told.stderr.split())
     assert json.loads(told.stdout)["asked"]["annotator"] == "plain"
 
 

@@ -17,7 +17,7 @@ from dreamgym.envs.alfworld.annotator import HouseholdAnnotator
 from dreamgym.evaluation.closed_loop import ActionList
 from dreamgym.evaluation.fidelity import markdown_table, measure_fidelity
 from dreamgym.evaluation.one_step import StepFidelity, measure_steps, step_questions
-from dreamgym.experience.plain_annotator import PlainAnnotator
+from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.experience.world_sheet import hindsight_sheet, with_sheet
 from dreamgym.protocols import ExperienceModel
 from dreamgym.types import Annotation, Note, Prediction, State, Task, Trajectory, Transition, WorldSheet

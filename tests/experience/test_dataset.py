@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
-from dreamgym.experience.dataset import VARIATION, Example, balanced, examples, held_out, spared, variations
+from dreamgym.experience.dataset import (
+    VARIATION,
+    Example,
+    examples,
+    held_out,
+    limit_repeats,
+    oversample,
+    variations,
+)
 from dreamgym.experience.reply_format import (
     PromptSettings,
     parse_reply,
@@ -126,9 +134,9 @@ async def test_a_long_reply_that_comes_too_often_is_thinned_out_and_nothing_else
     recorded: list[Trajectory],
 ) -> None:
     made = [example async for example in examples(recorded, HouseholdAnnotator(), settings=SETTINGS)]
-    assert list(spared(made)) == made
+    assert list(limit_repeats(made)) == made
     longest = max((example for example in made), key=lambda example: len(example.reply))
-    kept = list(spared([longest] * 50 + made, characters=10 * len(longest.reply)))
+    kept = list(limit_repeats([longest] * 50 + made, characters=10 * len(longest.reply)))
     assert kept.count(longest) == 10
     assert {example.reply for example in kept} == {example.reply for example in made}
 
@@ -145,8 +153,8 @@ def test_what_is_rarely_said_no_to_is_read_more_often() -> None:
     made = [example("open desk 1", "You open the desk 1.", number) for number in range(90)]
     made += [example("open desk 2", "Nothing happens.", number) for number in range(10)]
     made += [example("slice egg 1", "Nothing happens.", 0)]
-    read = balanced(made)
+    read = oversample(made)
     counts = [sum(each.prompt == one.prompt for each in read) for one in (made[0], made[90], made[100])]
     assert counts == [90, 30, 4]
     assert list(dict.fromkeys(read)) == made
-    assert balanced([]) == []
+    assert oversample([]) == []

@@ -17,15 +17,15 @@ from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld import SPEC
 from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
+from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.experience.annotation_store import FILE, AnnotationStore, RecordedAnnotator
 from dreamgym.experience.dataset import examples
-from dreamgym.experience.plain_annotator import PlainAnnotator
 from dreamgym.experience.reply_format import PromptSettings, parse_reply
 from dreamgym.experience.world_sheet import hindsight_sheet
 from dreamgym.models.local.chat_template import ChatLanguageModel, with_chat_template
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
-from dreamgym.training.annotators import choose_annotator, explained
+from dreamgym.training.annotators import annotated, choose_annotator
 from dreamgym.training.experience_loading import load_experience_model, own_buffer
 from dreamgym.types import (
     Annotation,
@@ -91,9 +91,9 @@ async def test_ingested_traces_of_an_unknown_environment_become_a_model_that_ans
         *("--out", tmp_path / "run", "--json"),
     )
     assert done.returncode == 0, done.stderr
-    assert "shop: no rules to explain its trajectories by" in " ".join(done.stderr.split())
+    assert "shop has no annotator of its own" in " ".join(done.stderr.split())
     result = json.loads(done.stdout)
-    assert (result["annotator"], result["unexplained"], result["steps"]) == ("plain", 0, 4)
+    assert (result["annotator"], result["unannotated"], result["steps"]) == ("plain", 0, 4)
     with own_buffer(tmp_path / "run") as buffer:
         experience = load_experience_model(tmp_path / "run", retriever=buffer).model
         first = next(iter(read_trajectories(shop)))
@@ -124,8 +124,8 @@ def test_recorded_explanations_teach_and_what_has_none_is_counted(shop: Path, tm
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert (result["annotator"], result["unexplained"]) == ("a friend", 2)
-    assert "2 of 6 trajectories have no explanation and are left out" in " ".join(done.stderr.split())
+    assert (result["annotator"], result["unannotated"]) == ("a friend", 2)
+    assert "2 of 6 trajectories have no annotation and are left out" in " ".join(done.stderr.split())
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ async def test_a_language_model_that_explains_nothing_leaves_nothing_to_learn_fr
     told = [trajectory("one", "a", "b")]
     annotator = await choose_annotator(f"hf:{writer}", None, told, default_annotations=tmp_path / "notes")
     with pytest.raises(DataError, match="found none for any of 1 trajectories"):
-        explained(told, annotator)
+        annotated(told, annotator)
 
 
 async def test_what_a_language_model_has_explained_is_not_asked_again(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ async def test_what_a_language_model_has_explained_is_not_asked_again(tmp_path: 
         store.append("one", name, Annotation(plan="p", success_mode="s", failure_mode="f", notes=notes))
     annotator = await choose_annotator(name, None, told, default_annotations=tmp_path)
     assert (await annotator.annotate(told[0])).notes == notes
-    with pytest.raises(ConfigError, match="cannot read a language model"):
+    with pytest.raises(ConfigError, match=r"expected a directory with config\.json"):
         await choose_annotator(name, None, [*told, trajectory("two", "a", "b")], default_annotations=tmp_path)
 
 
@@ -171,7 +171,7 @@ async def test_teachers_are_chosen_by_name_and_by_what_is_there(tmp_path: Path) 
     assert await chosen(None) == "plain"
     assert await chosen(None, SPEC) == "alfworld-rules"
     assert await chosen("plain", SPEC) == "plain"
-    with pytest.raises(ConfigError, match="not installed to explain"):
+    with pytest.raises(ConfigError, match="this environment is not installed"):
         await chosen("rules")
     with pytest.raises(ConfigError, match="expected an annotator rules, plain, hf:"):
         await chosen("ruls", SPEC)

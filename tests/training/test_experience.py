@@ -15,7 +15,7 @@ from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, StoreError
-from dreamgym.experience.plain_annotator import PlainAnnotator
+from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator
 from dreamgym.training.experience import fine_tune

@@ -184,7 +184,7 @@ def test_an_endpoint_explains_trajectories_for_an_experience_model_to_learn_from
         *("--model", "nano", "--steps", 1, "--out", "taught", "--json"),
     )
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["unexplained"] == 0
+    assert json.loads(result.stdout)["unannotated"] == 0
     assert len(server.requests) == 36
     spent = json.loads(Path("taught/usage.json").read_text(encoding="utf-8"))
     [row] = spent["rows"]

@@ -1,4 +1,4 @@
-"""A language model is tried as an experience model before anybody practises in its dream."""
+"""`models check` tries a language model as experience model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def found(server: ScriptedServer) -> dict[str, object]:
     return dict(last)
 
 
-def test_one_that_plays_the_episode_as_it_was_agrees_with_itself_and_with_reality() -> None:
+def test_a_model_that_predicts_the_real_episode_agrees_with_itself_and_with_reality() -> None:
     real = {turn.action: turn.outcome.next_state.text for turn in sample_episode().transitions}
 
     def script(request: CompletionRequest) -> str:
@@ -31,14 +31,15 @@ def test_one_that_plays_the_episode_as_it_was_agrees_with_itself_and_with_realit
         return reply(real[named[0]]) if named else "yes"
 
     with ScriptedServer(script) as server:
-        told = found(server)
-    assert told["good"] is True
-    assert "12 of 12 replies readable; replays agree on 4 of 4 steps, 4 as in reality" in str(told["told"])
+        finding = found(server)
+    assert finding["good"] is True
+    expected = "12 of 12 replies readable; replays agree on 4 of 4 steps, 4 equal to the real step"
+    assert expected in str(finding["detail"])
 
 
-def test_one_that_says_something_else_each_time_is_told_by_its_spread() -> None:
+def test_a_model_whose_replies_differ_is_reported() -> None:
     counted = itertools.count()
     with ScriptedServer(lambda request: reply(f"You see a mug {next(counted)}.")) as server:
-        told = found(server)
-    assert told["good"] is None
-    assert "replays agree on 0 of 4 steps, 0 as in reality" in str(told["told"])
+        finding = found(server)
+    assert finding["good"] is None
+    assert "replays agree on 0 of 4 steps, 0 equal to the real step" in str(finding["detail"])

@@ -27,7 +27,7 @@ from dreamgym.experience.annotate import AnnotateReport
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Annotator
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.training.annotators import PLAIN, choose_annotator, explained
+from dreamgym.training.annotators import PLAIN, annotated, choose_annotator
 from dreamgym.types import Trajectory
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command("eval")(evaluate)
 app.command("audit")(audit_command)
 
 SHIPPED = ("builtin:alfworld", "builtin:alfworld-mistakes")
+GOOD_AGREEMENT, LOW_AGREEMENT = 0.9, 0.75
 
 
 @app.command("train")
@@ -118,9 +119,27 @@ def train(
     )
     title = f"fine-tuned {out}"
     console.show(result, console.table(title, *result, rows=[list(result.values())]), as_json=as_json)
-    console.say(
-        f"measure it: dreamgym experience eval {out}; play in it: dreamgym play --dream {out}; train in it: "
-        f"dreamgym train --experience {out}"
+    console.say(next_steps(out, result["agreement"]))
+
+
+def next_steps(run: Path, agreement: float | None) -> str:
+    """What the agreement means, and the commands that follow."""
+    if agreement is None:
+        meaning = "no agreement was measured: no task is held out (experience.validation)"
+    else:
+        meaning = f"agreement {agreement:.0%} (held-out replies predicted word for word) "
+        if agreement >= GOOD_AGREEMENT:
+            meaning += "is good"
+        elif agreement >= LOW_AGREEMENT:
+            meaning += "is usable; more updates (--steps) or a better --annotator may raise it"
+        else:
+            meaning += (
+                "is low, and a policy learns what the model gets wrong: use more trajectories, more updates "
+                "(--steps), a better --annotator, or tell_facts (docs/guides/experience-model.md)"
+            )
+    return (
+        f"{meaning}\nmeasure it: dreamgym experience eval {run}; play in it: dreamgym play --dream {run}; "
+        f"train in it: dreamgym train --experience {run}"
     )
 
 
@@ -152,7 +171,7 @@ async def _annotated(
             markup=False,
             soft_wrap=True,
         )
-    missing = len(recorded) - len(explained(recorded, annotator))
+    missing = len(recorded) - len(annotated(recorded, annotator))
     if missing:
         console.err.print(f"{missing} of {len(recorded)} trajectories have no annotation and are left out")
     return annotator, spec.actor if spec else None, missing

@@ -1,8 +1,8 @@
-"""Annotates recorded trajectories with any language model, as targets for fine-tuning an experience model.
+"""Annotators: they explain recorded trajectories, as targets for fine-tuning an experience model.
 
-The annotator sees the instruction, the steps and whether they succeeded. Its reply is strict JSON: the
-paper's tutorial, and one plan for each transition. Only the plans reach the experience model, so how an
-episode ended does not.
+`LanguageModelAnnotator` sees the instruction, the steps and whether they succeeded. Its reply is strict JSON:
+the paper's tutorial, and one plan for each transition. Only the plans reach the experience model, so how an
+episode ended does not. `PlainAnnotator` needs no model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotation_store import AnnotationStore
 from dreamgym.experience.reply_format import has_plain_number
+from dreamgym.experience.world_sheet import StateReader
 from dreamgym.protocols import Annotator, LanguageModel
 from dreamgym.structured import (
     RequestCounts,
@@ -41,6 +42,7 @@ from dreamgym.types import (
 )
 
 _MAX_ACTION = 500
+_MAX_PLAIN_NOTE = 200
 _Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 
 
@@ -178,6 +180,42 @@ class LanguageModelAnnotator:
             seen = step.outcome.next_state.text[: self._text_limit]
             action = one_line(step.action)[:_MAX_ACTION]
             yield f"Step {number}, action: {action}\nNext state{end}:\n{seen}"
+
+
+class PlainAnnotator:
+    """The annotator without rules and without a language model: it states which lines of a state are new.
+
+    Changed facts are those that `StateReader` finds in the texts. A language model annotates better.
+    """
+
+    name = "plain"
+
+    def __init__(self, reader: StateReader | None = None) -> None:
+        self._reader = reader or StateReader()
+
+    async def annotate(self, trajectory: Trajectory) -> Annotation:
+        return Annotation(
+            plan=trajectory.task.instruction,
+            success_mode="not explained",
+            failure_mode="not explained",
+            notes=tuple(
+                Note(reasoning=_new_lines(step), change=self._reader.change(step.outcome.next_state))
+                for step in trajectory.transitions
+            ),
+        )
+
+
+def _new_lines(step: Transition) -> str:
+    before, after = (
+        [line.strip() for line in state.text.splitlines() if line.strip()]
+        for state in (step.state, step.outcome.next_state)
+    )
+    new = [line for line in after if line not in before]
+    if not new:
+        return "nothing changes." if before == after else "less is to be seen."
+    if len(new) == len(after):
+        return "all that is to be seen is new."  # listing it would repeat the next state
+    return f"new: {'; '.join(new)}"[:_MAX_PLAIN_NOTE]
 
 
 @dataclass(slots=True, kw_only=True)

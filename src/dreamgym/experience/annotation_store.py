@@ -1,8 +1,4 @@
-"""Annotations on disk: one durable line per trajectory and annotator, so none is paid for twice.
-
-What `append` returned from is on disk; a tail torn by a crash was never acknowledged and is cut off when the
-folder is opened again. The newest line of a trajectory counts.
-"""
+"""Annotations on disk: one durable line for each trajectory and annotator; the newest line counts."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ class _Row(BaseModel):
 
 
 class RecordedAnnotator:
-    """Tells again what an annotator of this name once wrote down.
+    """Reads the annotations by an annotator from a directory.
 
     Raises:
         DataError: the folder holds no annotations, or a damaged row.
@@ -51,7 +47,7 @@ class RecordedAnnotator:
         self.name = name
         self._path = folder / FILE
         if not self._path.is_file():
-            raise DataError(f"{self._path}: expected annotations, found nothing; annotate first")
+            raise DataError(f"{self._path}: expected annotations, found none; annotate first")
         rows = dict(read_log(self._path, _decode))
         self._annotations = {
             trajectory: row for (trajectory, annotator), row in rows.items() if annotator == name
@@ -70,17 +66,17 @@ class RecordedAnnotator:
 
 
 def recorded_annotators(folder: Path) -> list[str]:
-    """Whose annotations a folder holds, by name."""
+    """The names of the annotators in a directory."""
     path = folder / FILE
     return sorted({annotator for (_, annotator), _ in read_log(path, _decode)}) if path.is_file() else []
 
 
 class AnnotationStore:
-    """The annotations of one folder, held by one writer.
+    """The annotations of one directory, with one writer at a time.
 
     Raises:
-        StoreError: the folder cannot be written, or another process is writing there.
-        DataError: a row before the tail is damaged; nothing is cut off then.
+        StoreError: the directory cannot be written, or another process writes to it.
+        DataError: a row before the last one is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +84,7 @@ class AnnotationStore:
         self._rows = dict(self._log.rows)
 
     def holds(self, trajectory: Trajectory, annotator: str) -> bool:
-        """Whether there is an annotation of it by this annotator that has a note for each of its steps."""
+        """Whether it has an annotation by this annotator with a note for each step."""
         return _fits(self._rows.get((trajectory.id, annotator)), trajectory)
 
     def append(self, trajectory_id: str, annotator: str, annotation: Annotation) -> None:

@@ -1,8 +1,7 @@
 """From annotated trajectories to training examples for the experience model (the paper's Eq. 5).
 
-An example is the very prompt that the model will be asked at dream time, and the reply it should give. Its
-demonstrations are retrieved as they will be then, and never from its own task, or the answer would stand
-among them. Splits are made by task, never by row.
+An example is a prompt as at prediction time, and the reply to learn. Demonstrations are retrieved in the same
+way, and never from the same task, which would contain the answer. Validation examples are split off by task.
 """
 
 from __future__ import annotations
@@ -29,22 +28,20 @@ from dreamgym.experience.world_sheet import apply_change, layout_of
 from dreamgym.protocols import Annotator, Retriever
 from dreamgym.types import Annotation, Demonstration, Fact, RetrievalFilter, Trajectory, WorldSheet
 
-_TOGETHER = 16
-"""Trajectories whose demonstrations are looked up in one search."""
-
-
+_SEARCH_BATCH = 16
+"""Trajectories whose demonstrations are retrieved in one search."""
 START, VARIATION = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A question and the reply to learn."""
+    """A prompt and the reply to learn."""
 
     prompt: str
     reply: str
     trajectory_id: str
     position: int
-    """Of its transition; START and VARIATION for what is no transition."""
+    """Of its transition; START for a first state, VARIATION for a task variation."""
 
 
 async def examples(
@@ -54,12 +51,12 @@ async def examples(
     settings: PromptSettings,
     retriever: Retriever | None = None,
 ) -> AsyncIterator[Example]:
-    """The examples of these trajectories, in order; those without a world sheet are told without one."""
+    """The examples of these trajectories, in order."""
     for group in _groups(trajectories):
-        shown = await _demonstrations(group, settings, retriever)
+        demonstrations = await _demonstrations(group, settings, retriever)
         for trajectory in group:
             annotation = await annotator.annotate(trajectory)
-            for example in _of(trajectory, annotation, settings, shown):
+            for example in _examples_of(trajectory, annotation, settings, demonstrations):
                 yield example
 
 
@@ -83,26 +80,25 @@ def variations(trajectories: Sequence[Trajectory], *, seed: int = 0) -> Iterator
                 )
 
 
-def spared(found: Iterable[Example], *, characters: int = 500_000) -> Iterator[Example]:
-    """Without what is said too often: of one and the same reply only as many as make up so many characters.
+def limit_repeats(found: Iterable[Example], *, characters: int = 500_000) -> Iterator[Example]:
+    """At most this many characters of each distinct reply.
 
-    A help text of a thousand characters that comes in every other episode would take a good part of the
-    training and has been learnt long before; a short refusal may come a thousand times, since what has to be
-    learnt there is when to give it.
+    A help text of a thousand characters in every other episode would take much of the training after it has
+    been learnt. A short refusal may occur a thousand times: the model has to learn when to give it.
     """
-    said: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     for example in found:
-        if said[example.reply] * len(example.reply) < characters:
+        if seen[example.reply] * len(example.reply) < characters:
             yield example
-        said[example.reply] += 1
+        seen[example.reply] += 1
 
 
-def balanced(found: Iterable[Example], *, most: int = 4) -> list[Example]:
-    """Rare kinds of answer several times: as the root of how much rarer they are, and `most` times at most.
+def oversample(found: Iterable[Example], *, most: int = 4) -> list[Example]:
+    """Oversample rare kinds of reply: by the square root of their rarity, `most` times at most.
 
-    Recorded actions mostly succeed, and a model that has read thousands of those forgives the failures that
-    it has read dozens of; a policy finds out which. A kind is an action's verb, how its next state opens, how
-    the episode goes on, and how many steps of reasoning led there: refused at once, or for the last reason.
+    Recorded actions mostly succeed. A model fine-tuned on thousands of successes and dozens of failures
+    predicts success too often, and a policy exploits that. A kind is the verb of the action, the first words
+    of the next state, the end, and the number of reasoning steps.
     """
     known = list(found)
     counts = Counter(_kind(example) for example in known)
@@ -129,12 +125,12 @@ def _kind(example: Example) -> tuple[str | int, ...]:
     action = example.prompt.rpartition("action: ")[2].split()
     parts = dict(line.partition(": ")[::2] for line in example.reply.split("\n"))
     reasons = len(re.findall(r"[.;:](?: |$)", parts.get("think", "")))
-    opening = " ".join(parts.get("next", "").split()[:2])
-    return (action[0] if action else "", reasons, opening, parts.get("end", ""))
+    first_words = " ".join(parts.get("next", "").split()[:2])
+    return (action[0] if action else "", reasons, first_words, parts.get("end", ""))
 
 
 def held_out(task_id: str, share: float) -> bool:
-    """Whether a task belongs to the validation part: by its id alone, so every run agrees.
+    """Whether a task is held out for validation; it depends only on its id, so all runs agree.
 
     >>> sum(held_out(f"task {number}", 0.1) for number in range(1000))
     94
@@ -143,11 +139,11 @@ def held_out(task_id: str, share: float) -> bool:
     return int.from_bytes(digest[:8]) / 2**64 < share
 
 
-def _of(
+def _examples_of(
     trajectory: Trajectory,
     annotation: Annotation,
     settings: PromptSettings,
-    shown: Iterator[Sequence[Demonstration]],
+    demonstrations: Iterator[Sequence[Demonstration]],
 ) -> Iterator[Example]:
     if len(annotation.notes) != len(trajectory):
         raise ValueError(
@@ -168,7 +164,7 @@ def _of(
                 trajectory.transitions[:position],
                 transition.state.text,
                 transition.action,
-                next(shown),
+                next(demonstrations),
                 settings=settings,
             ),
             reply=reply_text(note, transition.outcome, reasoning=settings.reasoning),
@@ -191,5 +187,5 @@ async def _demonstrations(
 
 def _groups(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
     found = iter(trajectories)
-    while group := list(itertools.islice(found, _TOGETHER)):
+    while group := list(itertools.islice(found, _SEARCH_BATCH)):
         yield group

@@ -51,6 +51,8 @@ _COMPARISON = re.compile(r"(?P<left>[^.,;:=\n]+) = (?P<right>[^.,;:=\n]+): (?P<v
 _MAX_CHARACTERS = 20_000
 """Of a reply; a longer one is rejected without parsing."""
 _MAX_ACTION = 500
+_MAX_UNNAMED_FACTS = 40
+"""Shown for an action that names none of them."""
 _NO_CHANGE = Change()
 
 
@@ -123,8 +125,12 @@ def _action(past: Transition) -> str:
 
 
 def sheet_lines(sheet: WorldSheet, action: str, actor: str | None) -> list[str]:
-    """The facts that an action touches."""
-    facts = relevant_facts(sheet, action, actor=actor)
+    """The facts that an action touches; all of them, up to a limit, if it names none.
+
+    >>> sheet_lines(WorldSheet(facts=(("price", "cola", "2"), ("jammed", "slot 1"))), "read labels", None)
+    ['price 2: cola', 'slot 1: jammed']
+    """
+    facts = relevant_facts(sheet, action, actor=actor) or sheet.facts[:_MAX_UNNAMED_FACTS]
     named = [name for name in sorted({n for f in facts for n in f[1:]}, key=action.find) if name in action]
     return fact_lines(facts, order=[actor, *named] if actor else named)
 

@@ -1,8 +1,7 @@
-"""Chooses who explains the trajectories that an experience model learns from.
+"""Chooses the annotator of the trajectories that an experience model is fine-tuned on.
 
-The environment's own rules where it has any, a language model, what some annotator once wrote down, or plain
-words about what can be seen. Explanations of a language model are kept in a folder, so that none is paid for
-twice.
+It is the environment's own rules if it has any, a language model, annotations on disk, or the plain
+annotator. Annotations by a language model are stored, so that none is paid for twice.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from pathlib import Path
 from dreamgym.config import Config, nearest_name
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.experience.annotate import LanguageModelAnnotator, OnProgress, annotate_all
+from dreamgym.experience.annotate import LanguageModelAnnotator, OnProgress, PlainAnnotator, annotate_all
 from dreamgym.experience.annotation_store import FILE, RecordedAnnotator, recorded_annotators
-from dreamgym.experience.plain_annotator import PlainAnnotator
 from dreamgym.models.registry import NAMES, LanguageModels, names_language_model
 from dreamgym.models.usage import stage
 from dreamgym.protocols import Annotator
@@ -37,16 +35,15 @@ async def choose_annotator(
     """
     Args:
         wanted: `rules`, `plain`, `hf:NAME_OR_PATH`, `endpoint:NAME`, or the name of an annotator in
-            `annotations`; None for the only one in `annotations`, else for the environment's rules, else for
-            plain words.
-        spec: of the environment, if it is known here.
-        annotations: a folder of explanations, or the file in it; new ones are added to it.
-        default_annotations: where a language model's explanations are kept, if `annotations` says nothing.
-        models: where language models are opened; the caller closes it.
+            `annotations`; None for the only one in `annotations`, else the environment's rules, else `plain`.
+        spec: of the environment, if it is installed.
+        annotations: a directory of annotations, or the file in it; new ones are appended.
+        default_annotations: where annotations by a language model are stored if `annotations` is None.
+        models: opens language models; the caller closes it.
 
     Raises:
-        ConfigError: there is no such annotator here.
-        DataError: `annotations` holds nothing that could be used.
+        ConfigError: there is no such annotator.
+        DataError: `annotations` holds no usable annotations.
     """
     folder = annotations.parent if annotations is not None and annotations.name == FILE else annotations
     known = wanted is None or wanted in (RULES, PLAIN) or names_language_model(wanted)
@@ -55,7 +52,7 @@ async def choose_annotator(
     if not known:
         raise ConfigError(
             f"expected an annotator {RULES}, {PLAIN}, {NAMES}, got {wanted!r}; "
-            "an annotator whose explanations are on disk also needs their folder (--annotations)"
+            "an annotator whose annotations are on disk also needs their directory (--annotations)"
         )
     if wanted is not None and names_language_model(wanted):
         place = folder or default_annotations
@@ -63,7 +60,7 @@ async def choose_annotator(
             return await _language_model(wanted, models, place, trajectories, on_progress)
         async with LanguageModels(Config()) as own:
             return await _language_model(wanted, own, place, trajectories, on_progress)
-    annotator = _unpaid(wanted, spec)
+    annotator = _without_model(wanted, spec)
     if folder is None:
         return annotator
     await annotate_all(trajectories, annotator, folder, on_progress=on_progress)
@@ -71,11 +68,11 @@ async def choose_annotator(
 
 
 def same_annotator(name: str | None, spec: EnvironmentSpec | None, annotations: Path) -> Annotator:
-    """Who keeps the world sheet current when a run is measured: its own annotator, as far as it can be asked.
+    """The annotator of a run, to update world sheets while the run is evaluated.
 
     Args:
-        name: of the annotator that the run was taught by; None where nobody wrote it down.
-        annotations: where its explanations are, if they were kept. What has none is explained in plain words.
+        name: the run's annotator; None for a prompted model, which has none.
+        annotations: the directory of its annotations. Trajectories without one get plain annotations.
     """
     rules = spec.annotator() if spec is not None and spec.annotator is not None else None
     if rules is not None and name in (None, rules.name):
@@ -86,7 +83,7 @@ def same_annotator(name: str | None, spec: EnvironmentSpec | None, annotations: 
 
 
 class _OrPlain:
-    """What an annotator wrote down, and plain words about what it never saw."""
+    """Recorded annotations, and plain ones for trajectories without any."""
 
     def __init__(self, recorded: RecordedAnnotator) -> None:
         self.name = recorded.name
@@ -97,31 +94,33 @@ class _OrPlain:
         return await annotator.annotate(trajectory)
 
 
-def explained(trajectories: Sequence[Trajectory], annotator: Annotator) -> list[Trajectory]:
-    """Those that the annotator has an explanation of; all, unless it only repeats what is on disk.
+def annotated(trajectories: Sequence[Trajectory], annotator: Annotator) -> list[Trajectory]:
+    """The trajectories that the annotator can annotate: all, unless it reads annotations from disk.
 
     Raises:
-        DataError: it explains none of them.
+        DataError: there are none.
     """
     if not isinstance(annotator, RecordedAnnotator):
         return list(trajectories)
     found = [trajectory for trajectory in trajectories if trajectory in annotator]
     if trajectories and not found:
         raise DataError(
-            f"expected explanations by {annotator.name!r}, found none for any of "
+            f"expected annotations by {annotator.name!r}, found none for any of "
             f"{len(trajectories)} trajectories; annotate them first, or choose another --annotator"
         )
     return found
 
 
-def _unpaid(wanted: str | None, spec: EnvironmentSpec | None) -> Annotator:
+def _without_model(wanted: str | None, spec: EnvironmentSpec | None) -> Annotator:
     if spec is not None and spec.annotator is not None and wanted != PLAIN:
         return spec.annotator()
     if wanted == RULES:
-        told = (
-            "this environment is not installed" if spec is None else f"{spec.name!r} has no rules of its own"
+        problem = (
+            "this environment is not installed"
+            if spec is None
+            else f"{spec.name!r} has no annotator of its own"
         )
-        raise ConfigError(f"{told} to explain trajectories by; choose --annotator {PLAIN}, {NAMES}")
+        raise ConfigError(f"{problem}; choose --annotator {PLAIN}, {NAMES}")
     return PlainAnnotator()
 
 
@@ -129,11 +128,11 @@ def _named(wanted: str | None, folder: Path) -> str:
     names = recorded_annotators(folder)
     if wanted is not None:
         if wanted not in names:
-            raise ConfigError(f"{folder}: no explanations by {wanted!r}{nearest_name(wanted, names)}")
+            raise ConfigError(f"{folder}: no annotations by {wanted!r}{nearest_name(wanted, names)}")
         return wanted
     if len(names) != 1:
         raise ConfigError(
-            f"{folder}: expected explanations by one annotator, found {len(names)} ({', '.join(names)}); "
+            f"{folder}: expected annotations by one annotator, found {len(names)} ({', '.join(names)}); "
             "name one of them (--annotator)"
         )
     return names[0]
@@ -147,23 +146,24 @@ async def _language_model(
     on_progress: OnProgress | None,
 ) -> Annotator:
     if (folder / FILE).is_file():
-        there = RecordedAnnotator(folder, wanted)
-        if all(trajectory in there for trajectory in trajectories):
-            return there  # without waiting for weights that would not be asked
+        recorded = RecordedAnnotator(folder, wanted)
+        if all(trajectory in recorded for trajectory in trajectories):
+            return recorded  # without loading the model
     model = models.open(wanted, role="annotator")
-    annotator = LanguageModelAnnotator(model, name=wanted, **_fitting(models.context_length(wanted)))
+    annotator = LanguageModelAnnotator(model, name=wanted, **_chunk_settings(models.context_length(wanted)))
     with stage("annotation"):
         await annotate_all(trajectories, annotator, folder, on_progress=on_progress)
     return RecordedAnnotator(folder, wanted)
 
 
-def _fitting(context: int) -> dict[str, int]:
-    """How much of a trajectory to ask about at a time, so that a third of the context is left for the reply.
+def _chunk_settings(context: int) -> dict[str, int]:
+    """The size of one request, such that a third of the context is left for the reply.
 
-    >>> _fitting(8192)
+    >>> _chunk_settings(8192)
     {'chunk': 12, 'text_limit': 1145, 'max_tokens': 2730}
     """
-    written = min(4096, context // 3)
-    chunk = max(1, min(12, written // 150))
-    shown = (context - written - 500) * 3 // (chunk + 1)  # three characters a token, but for the prompt's own
-    return {"chunk": chunk, "text_limit": max(100, min(1500, shown)), "max_tokens": written}
+    max_tokens = min(4096, context // 3)
+    chunk = max(1, min(12, max_tokens // 150))
+    # Three characters per token; 500 tokens for the template.
+    text_limit = (context - max_tokens - 500) * 3 // (chunk + 1)
+    return {"chunk": chunk, "text_limit": max(100, min(1500, text_limit)), "max_tokens": max_tokens}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
-from dreamgym.experience.dataset import Example, balanced, examples, held_out, spared, variations
+from dreamgym.experience.dataset import Example, examples, held_out, limit_repeats, oversample, variations
 from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator, Retriever
-from dreamgym.training.annotators import explained
+from dreamgym.training.annotators import annotated
 from dreamgym.training.experience_loading import own_buffer, prompt_settings
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.training.fine_tuning import FineTuning, OnProgress, Progress
@@ -126,10 +126,10 @@ async def _examples(
 ) -> tuple[list[Example], list[Example]]:
     k = config.replay.demonstrations(prompted=False)
     settings = prompt_settings(config.experience, k, actor, config.environment.name)
-    recorded = [with_sheet(found) for found in explained(recorded, annotator)]
+    recorded = [with_sheet(found) for found in annotated(recorded, annotator)]
     validating = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])
     async for example in examples(recorded, annotator, settings=settings, retriever=retriever):
         parts[example.trajectory_id in validating].append(example)
     known = [found for found in recorded if found.id not in validating]
-    return [*balanced(spared(parts[0])), *variations(known, seed=config.seed)], parts[1]
+    return [*oversample(limit_repeats(parts[0])), *variations(known, seed=config.seed)], parts[1]

@@ -1,7 +1,7 @@
-"""Lets a language model dream a few steps of a shipped episode, several times: can it serve, and does it
-say the same again?
+"""Smoke test of a language model as experience model: are its replies readable, and the same when asked
+again?
 
-What differs between two replays of the same actions is luck that a policy would be rewarded for.
+A difference between two replays of the same actions is noise in the reward of a policy.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ _STEPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeTest:
-    """What came of it."""
+    """The result of `try_out`."""
 
     asked: int
     readable: int
-    """Replies that give a next state."""
+    """Replies that parse."""
     agreeing: int
-    """Steps on which all replays gave the same readable outcome, of `steps`."""
+    """Steps, of `steps`, for which all replays have the same next state."""
     steps: int
     exact: int
-    """Steps on which the first replay told the real next state, word for word."""
+    """Steps for which the first replay has the real next state, word for word."""
     problem: str = ""
-    """Of the first reply that could not be read."""
+    """Of the first reply that does not parse."""
 
 
 def sample_episode() -> Trajectory:
-    """A short success of the shipped trajectories."""
+    """A successful episode of the shipped trajectories."""
     found = read_trajectories(builtin_dataset(TASK_ENVIRONMENT))
     return next(each for each in found if each.success and len(each) >= _STEPS)
 
 
 async def try_out(model: ExperienceModel, episode: Trajectory, *, replays: int = 3) -> SmokeTest:
-    """Ask about the first steps of a real episode, each with its real past, in `replays` rounds."""
+    """Predict the first steps of a real episode, each with its real history, `replays` times."""
     steps = range(min(_STEPS, len(episode)))
-    # One round after the other: equal questions in flight would be asked once.
+    # One after the other: equal requests at the same time would be sent once.
     rounds = [
         await asyncio.gather(*(_outcome(model, episode, step) for step in steps)) for _ in range(replays)
     ]
-    told = [[text for text, _ in each] for each in rounds]
+    states = [[text for text, _ in each] for each in rounds]
     problems = [problem for each in rounds for _, problem in each if problem]
     real = [turn.outcome.next_state.text for turn in episode.transitions]
     return SmokeTest(
         asked=len(rounds) * len(steps),
-        readable=sum(text is not None for each in told for text in each),
-        agreeing=sum(_agree([each[step] for each in told]) for step in steps),
+        readable=sum(text is not None for each in states for text in each),
+        agreeing=sum(_agree([each[step] for each in states]) for step in steps),
         steps=len(steps),
-        exact=sum(told[0][step] == real[step] for step in steps),
+        exact=sum(states[0][step] == real[step] for step in steps),
         problem=problems[0] if problems else "",
     )
 
 
-def _agree(told: Sequence[str | None]) -> bool:
-    return told[0] is not None and len(set(told)) == 1
+def _agree(states: Sequence[str | None]) -> bool:
+    return states[0] is not None and len(set(states)) == 1
 
 
 async def _outcome(model: ExperienceModel, episode: Trajectory, step: int) -> tuple[str | None, str]:
