@@ -1,10 +1,9 @@
-"""How fast the replay buffer finds and keeps experience, against the plainest and the best known ways.
+"""Speed of the replay buffer's searches and appends, against NumPy, FAISS and plain SQLite.
 
     python benchmarks/replay.py [--quick] [--json]
 
-Searches are given in CPU milliseconds per query on one thread, measured in turns in one process, because
-wall-clock times of a busy machine say little. All rows lie in one environment and source: the case in which
-partitions help least. Everything takes about five minutes, `--quick` half a one.
+Searches: CPU milliseconds per query on one thread, measured in turns in one process. All rows are in one
+environment and source, where partitions help least. Takes about five minutes; `--quick` half a minute.
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ class Retrieval:
 Search = Callable[..., list[list[int]]]
 
 
-def in_turns(contestants: Sequence[Search], batches: Sequence[slice], *, filtered: bool) -> list[list[float]]:
-    """CPU ms per query of every contestant in every batch."""
-    times: list[list[float]] = [[] for _ in contestants]
-    for search in contestants:
+def in_turns(methods: Sequence[Search], batches: Sequence[slice], *, filtered: bool) -> list[list[float]]:
+    """CPU ms per query of every method in every batch."""
+    times: list[list[float]] = [[] for _ in methods]
+    for search in methods:
         search(batches[0], filtered=filtered)
     for batch in batches:
-        for search, taken in zip(contestants, times, strict=True):
+        for search, taken in zip(methods, times, strict=True):
             start = time.process_time()
             search(batch, filtered=filtered)
             taken.append((time.process_time() - start) * 1e3 / (batch.stop - batch.start))
@@ -100,12 +99,12 @@ def measure_retrieval(kind: str, rows: int, rounds: int) -> Iterator[Retrieval]:
                 against_faiss=statistics.median(a / b for a, b in zip(mine, best, strict=True)),
                 recall_at_8=share,
             )
-    ours.view.close()
+    ours.index.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approximate:
-    """Inverted lists, for partitions too large to scan."""
+    """FAISS IVF, for large partitions."""
 
     keys: str
     rows: int
@@ -120,7 +119,7 @@ def measure_approximate(kind: str, rows: int, queries: int) -> Approximate:
     library = Library.make(kind, rows)
     start = time.process_time()
     ours = Ours(library, "approximate")
-    ours.view.recall(sample=1, k=1)  # waits for the lists
+    ours.index.recall(sample=1, k=1)  # waits for the index
     built = time.process_time() - start
     times, shares = [], []
     for filtered in (False, True):
@@ -128,7 +127,7 @@ def measure_approximate(kind: str, rows: int, queries: int) -> Approximate:
         found = ours.search(slice(0, queries), filtered=filtered)
         times.append((time.process_time() - start) * 1e3 / queries)
         shares.append(library.recall(found, filtered=filtered))
-    ours.view.close()
+    ours.index.close()
     return Approximate(
         keys=kind,
         rows=rows,
@@ -172,7 +171,7 @@ def keys_of(rows: Sequence[Record]) -> Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appends:
-    """Rows a second, each acknowledged when the disk has it; wall-clock, since a disk is waited for."""
+    """Rows per second, each acknowledged when it is on disk; wall-clock time."""
 
     writers: int
     ours: float
@@ -223,7 +222,7 @@ def raw_appends(
 def our_appends(
     folder: Path, writers: int, rows: Sequence[Record], keys: Keys, seconds: float
 ) -> list[float]:
-    """Latencies of `ReplayBuffer.add`, one row a call, from `writers` tasks."""
+    """Latencies of `ReplayBuffer.add`, one row per call, from `writers` tasks."""
     latencies: list[float] = []
 
     async def write(buffer: ReplayBuffer, start: int, deadline: float) -> None:
@@ -321,7 +320,7 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             retrieval += measure_retrieval(kind, rows, rounds)
     approximate = []
     for kind in ("household", "clustered"):
-        say(f"making lists of {kind} keys")
+        say(f"building IVF of {kind} keys")
         approximate.append(measure_approximate(kind, 15_000 if quick else 100_000, 256))
     with tempfile.TemporaryDirectory() as folder:
         say("appending")
@@ -361,8 +360,8 @@ def main() -> None:
     if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
         # Libraries read these when they are loaded, so start again with them.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ONE_THREAD})
-    told = Console(stderr=True)
-    result = measure(quick=arguments.quick, say=lambda text: told.print(f"… {text}", style="dim"))
+    progress = Console(stderr=True)
+    result = measure(quick=arguments.quick, say=lambda text: progress.print(f"… {text}", style="dim"))
     if arguments.json:
         sys.stdout.write(json.dumps(result, indent=2) + "\n")
         return
@@ -370,7 +369,7 @@ def main() -> None:
     out.print(result["machine"])
     out.print(table("retrieval: CPU ms per query, one thread; ratios are ours ÷ theirs", result["retrieval"]))
     out.print(table("approximate retrieval", result["approximate"]))
-    out.print(table("durable appends: rows per second, one row a call", result["appends"]))
+    out.print(table("durable appends: rows per second, one row per call", result["appends"]))
     out.print(table("a buffer on disk", [result["whole"]]))
 
 

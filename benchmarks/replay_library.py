@@ -1,4 +1,4 @@
-"""The rows that `replay.py` measures on, and the three ways of searching them that it compares."""
+"""The rows of `replay.py`, and the three ways of searching them that it compares."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def clustered_keys(count: int, seed: int) -> Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """The same rows for every contestant."""
+    """The same rows for every method."""
 
     original: Keys
     keys: Keys
@@ -128,15 +128,15 @@ class Library:
 
 
 class Ours:
-    """The view in memory, asked as the buffer asks it."""
+    """The index in memory, called as the buffer calls it."""
 
-    def __init__(self, library: Library, index: str) -> None:
-        self.view = MemoryIndex(index="exact" if index == "exact" else "approximate")
+    def __init__(self, library: Library, kind: str) -> None:
+        self.index = MemoryIndex(index="exact" if kind == "exact" else "approximate")
         self.library = library
         rows = len(library.keys)
         for start in range(0, rows, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, rows)
-            self.view.append(
+            self.index.append(
                 Chunk(
                     seqs=np.arange(start, stop),
                     keys=library.keys[start:stop],
@@ -157,12 +157,12 @@ class Ours:
             else plain
             for trajectory in own
         ]
-        found = self.view.search(self.library.questions[which], k=K, filters=filters)
+        found = self.index.search(self.library.questions[which], k=K, filters=filters)
         return [[seq for _, seq in hits] for hits in found]
 
 
 class Blas:
-    """One matrix product over all rows, a mask, and a partial sort: what one writes first."""
+    """One matrix product over all rows, a mask, and a partial sort in NumPy."""
 
     def __init__(self, library: Library) -> None:
         self.library = library

@@ -110,7 +110,7 @@ def test_admissible_actions_and_world_sheets_can_be_left_out(tmp_path: Path) -> 
         assert all(t.outcome.next_state.admissible_actions is None for t in trajectory.transitions)
 
 
-def test_ctrl_c_ends_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None:
     out = tmp_path / "t"
     arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", "24", "--out", str(out)]
     process = subprocess.Popen(
@@ -121,12 +121,12 @@ def test_ctrl_c_ends_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None:
         while rows(out) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "interrupted; what was acknowledged is on disk" in told
-    assert "Traceback" not in told
+    assert "interrupted; what was acknowledged is on disk" in printed
+    assert "Traceback" not in printed
     stored = rows(out)
     assert stored >= 2
     assert len(list(read_trajectories(out))) == stored

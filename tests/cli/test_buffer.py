@@ -98,7 +98,7 @@ def test_mistakes_end_with_advice_and_their_exit_code(store: str, tmp_path: Path
     assert "did you mean 'household'?" in refused.replace("\n", " ")
 
 
-def test_several_environments_must_be_told_apart(store: str, tmp_path: Path) -> None:
+def test_several_environments_need_a_name(store: str, tmp_path: Path) -> None:
     with TrajectoryWriter(tmp_path / "office") as writer:
         writer.append([episode(1, environment="office")])
     dreamgym("build", str(tmp_path / "office"), "--store", store)
@@ -108,6 +108,6 @@ def test_several_environments_must_be_told_apart(store: str, tmp_path: Path) -> 
     ].startswith("office")
 
 
-def test_help_teaches_by_example() -> None:
+def test_help_has_examples() -> None:
     for command in ("build", "stats", "search", "compact"):
         assert f"dreamgym buffer {command}" in dreamgym(command, "--help")

@@ -62,7 +62,7 @@ def chats(tmp_path: Path) -> Path:
     return file
 
 
-def test_show_tells_the_whole_episode(recorded: Path) -> None:
+def test_show_prints_the_whole_episode(recorded: Path) -> None:
     shown = run("data", "show", recorded, "--index", 1).stdout
     for part in ("b", "Find the chest.", "You stand in a hall.", "go north", "room 4.", "truncated"):
         assert part in shown

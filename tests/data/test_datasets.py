@@ -56,7 +56,7 @@ def test_experts_succeed_and_some_episodes_show_how_the_environment_says_no(
     assert refused > 500
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     assert dataset_path("builtin:alfworld") == builtin_dataset()
     with pytest.raises(ConfigError, match="did you mean 'alfworld'"):
         dataset_path("builtin:alfwrld")

@@ -123,7 +123,7 @@ def test_replies_without_an_id_answer_the_calls_in_order() -> None:
     assert [turn[2] for turn in turns(trajectory)] == ["F", "G"]
 
 
-def test_a_call_that_nobody_answered_is_marked() -> None:
+def test_a_call_without_a_reply_is_marked() -> None:
     trajectory = ingested(
         user("Go."),
         assistant(None, call("a", "f", "{}"), call("b", "g", "{}")),
@@ -133,7 +133,7 @@ def test_a_call_that_nobody_answered_is_marked() -> None:
     assert [turn[2] for turn in turns(trajectory)] == [NO_REPLY, "G", END]
 
 
-def test_text_that_nobody_answered_is_thinking_aloud() -> None:
+def test_text_without_a_reply_joins_the_next_thought() -> None:
     trajectory = ingested(
         user("Go."),
         assistant("First I look.", reasoning_content="hm"),
@@ -230,7 +230,7 @@ def test_a_conversation_that_makes_no_sense_is_refused_with_a_reason(said: list[
 
 
 @pytest.mark.parametrize(("key", "value"), [("reward", "high"), ("reward", True), ("success", 1), ("id", [])])
-def test_a_wrong_value_beside_the_messages_is_refused(key: str, value: Any) -> None:
+def test_a_wrong_value_next_to_the_messages_is_refused(key: str, value: Any) -> None:
     with pytest.raises(DataError, match=f"expected {key}"):
         ingested(user("Hi"), assistant("x"), **{key: value})
 

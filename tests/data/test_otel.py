@@ -198,7 +198,7 @@ def test_a_shortened_history_adds_only_its_news(tmp_path: Path) -> None:
     assert turns(trajectory) == EXPECTED
 
 
-def test_a_call_told_by_framework_and_client_counts_once(tmp_path: Path) -> None:
+def test_a_call_recorded_by_framework_and_client_counts_once(tmp_path: Path) -> None:
     inner = [span(f"9{each['spanId']}", each["spanId"], "chat") for each in WEATHER]
     for copy, each in zip(inner, WEATHER, strict=True):
         copy["attributes"] = each["attributes"]
@@ -216,7 +216,7 @@ def test_the_last_call_is_answered_by_its_tool_span(tmp_path: Path) -> None:
     assert turns(trajectory) == [(EXPECTED[0][0], "I must look.", '{"sky": "grey"}')]
 
 
-def test_an_agent_whose_model_calls_were_not_captured_is_told_by_its_tools(tmp_path: Path) -> None:
+def test_an_agent_whose_model_calls_were_not_captured_is_read_from_its_tools(tmp_path: Path) -> None:
     (trajectory,) = ingested(
         tmp_path,
         span("1", None, "invoke_agent", input__messages=[QUESTION], output__messages=[ANSWER]),

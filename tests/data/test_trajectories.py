@@ -148,7 +148,7 @@ def test_what_a_killed_stream_left_is_unseen_and_cleared_away(tmp_path: Path) ->
     assert ids(tmp_path) == ["a"]
 
 
-def test_a_row_that_nobody_could_read_back_is_refused(tmp_path: Path) -> None:
+def test_a_row_too_long_to_be_read_back_is_refused(tmp_path: Path) -> None:
     huge = replace(episode("x"), start=State(text="x" * files.MAX_LINE_BYTES), transitions=())
     with TrajectoryWriter(tmp_path) as writer, pytest.raises(DataError, match="expected a row of at most"):
         writer.append([huge])

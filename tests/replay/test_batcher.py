@@ -1,4 +1,4 @@
-"""Requests that come together are served together, and nobody waits for others in vain."""
+"""Concurrent requests are processed as one batch, and a lone one does not wait."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_a_group_waits_for_company_once_there_was_some() -> None:
     time.sleep(0.05)
     assert not late[0].running()
     late.append(groups.gatherer.submit(4))
-    groups.gatherer.close()  # nobody else can come
+    groups.gatherer.close()  # no more requests can come
     assert [future.result(0) for future in late] == [6, 8]
     assert groups.seen == [[0], [1, 2], [3, 4]]
 
 
-def test_whoever_asks_alone_is_served_at_once() -> None:
+def test_a_lone_request_is_served_at_once() -> None:
     groups = Groups(linger=30.0)
     groups.open.set()
     for number in range(20):

@@ -1,4 +1,4 @@
-"""Without an extra, what needs it says so, and the rest goes on."""
+"""A missing extra is named where it is needed; everything else works."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ async def test_reembedding_replaces_every_key_and_survives_an_interruption(store
         assert (await find(buffer, trajectories[7], 3))[0].transition_id == "household-real-7:3"
 
 
-async def test_whoever_has_the_store_open_while_it_is_reembedded_is_told(store: str) -> None:
+async def test_a_buffer_opened_before_a_reembedding_is_refused_with_advice(store: str) -> None:
     with ReplayBuffer.open(store) as before, ReplayBuffer.open(store) as buffer:
         await before.add(episode(1))
         await buffer.reembed(LexicalEmbedder(state_slots=96, action_slots=32))

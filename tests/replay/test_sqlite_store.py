@@ -1,4 +1,4 @@
-"""The embedded store when things go wrong around it: torn files, full disks, locks, strangers."""
+"""The SQLite store with torn files, full disks, read-only media, locks and foreign files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAME = 24 + PAGE_SIZE
 
 @pytest.fixture
 def crashed(tmp_path: Path) -> Path:
-    """A store as a crash leaves it: ten commits in the write-ahead log, nobody having closed it."""
+    """A store as a crash leaves it: ten commits in the write-ahead log, never closed."""
     with ReplayBuffer.open(tmp_path / "live.sqlite") as buffer:
         for number in range(10):
             asyncio.run(buffer.add(episode(number)))

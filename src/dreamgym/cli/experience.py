@@ -192,7 +192,7 @@ async def run_fine_tuning(
 
     recorded = [trajectory for source in sources for trajectory in read_trajectories(source)]
     chosen, actor, missing = await _annotated(config, recorded, out, annotator, annotations)
-    store = None if buffer is None else ReplayBuffer.open_configured(buffer, config.replay, create=False)
+    store = None if buffer is None else ReplayBuffer.open_configured(buffer, config.replay, read_only=True)
     try:
         with console.progress() as bar:
             job = bar.add_task("fine-tuning", total=config.experience.steps, note="reading trajectories")

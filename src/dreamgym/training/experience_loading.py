@@ -139,7 +139,9 @@ def open_experience_model(
             buffer = Path(name) / OWN_BUFFER
         retriever: Retriever | None = None
         if buffer is not None and shown:
-            retriever = stack.enter_context(ReplayBuffer.open_configured(buffer, config.replay, create=False))
+            retriever = stack.enter_context(
+                ReplayBuffer.open_configured(buffer, config.replay, read_only=True)
+            )
         models = LanguageModels(config, folder=folder)
         stack.callback(lambda: run_async(models.aclose()))
         yield load_experience_model(
