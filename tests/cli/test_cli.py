@@ -6,12 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+import typer
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from dreamgym.cli import app
+from dreamgym.cli import app, console
 from tests.command import dreamgym
 
 COMMANDS = [
@@ -54,6 +57,34 @@ def test_every_command_teaches_by_example(command: str) -> None:
     assert re.search(rf"dreamgym {command}\b", told.stdout.split("Usage:", 1)[1].split("\n", 1)[1]), (
         told.stdout
     )
+
+
+def test_the_version_is_printed() -> None:
+    assert re.fullmatch(r"dreamgym \d+\.\d+\.\d+\S*\n", asked("--version").stdout)
+
+
+def test_progress_is_printed_in_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "LINE_EVERY", 0.0)
+    written = StringIO()
+    with console.ProgressBar(console=Console(file=written, width=200), disable=True) as bar:
+        job = bar.add_task("train", total=4)
+        bar.update(job, completed=1, note="success 25%")
+        bar.advance(job)
+        bar.update(job, completed=2)
+    lines = written.getvalue().splitlines()
+    assert lines[0] == "train 1/4, elapsed 0:00:00, about 0:00:00 left, success 25%"
+    assert len(lines) == 2, "the same count is not printed again"
+
+
+def test_an_operating_system_error_has_words_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    @console.command
+    def fails() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/foo")
+
+    with pytest.raises(typer.Exit) as caught:
+        fails()
+    assert caught.value.exit_code == 5
+    assert "error: /proc/foo: no such file or directory" in capsys.readouterr().err
 
 
 def test_the_front_page_shows_a_tour_and_the_exit_codes() -> None:

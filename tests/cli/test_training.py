@@ -56,8 +56,12 @@ def test_an_agent_is_trained_compared_with_its_beginning_and_carried_on(data: Pa
     assert (summary["steps"], summary["policies"]) == (2, [0, 2])
     assert summary["spent"]["real_steps"] > 0
 
-    found = told("evaluate", run, "--against", f"{run}@0", "--split", "test", "--episodes", 3)
+    found = told("evaluate", run, "--against", f"{run}@0", "--episodes", 3)
     assert (found["policy"], found["other"]["policy"]) == (f"{run}@2", f"{run}@0")
+    assert found["split"] == "test", "the split of the environment that is for evaluation"
+    wrong = dreamgym("evaluate", run, "--split", "valid_unseen")
+    assert wrong.exit_code == 2
+    assert "it has: train, " in wrong.stderr
     assert found["success"]["count"] == found["comparison"]["difference"]["count"] == 3
     assert found["real_steps"] == sum(episode["steps"] for episode in found["outcomes"])
     assert [e["task"] for e in found["outcomes"]] == [e["task"] for e in found["other"]["outcomes"]]

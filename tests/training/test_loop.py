@@ -28,7 +28,7 @@ from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.agent import opened_agent
 from dreamgym.training.metrics import Row, read_metrics
-from dreamgym.training.run_dir import RunDir
+from dreamgym.training.run_dir import RunDir, read_config
 from dreamgym.training.sim_to_real import sim_to_real
 from dreamgym.training.trainer import Progress, train
 from dreamgym.types import (
@@ -332,6 +332,39 @@ async def test_a_policy_is_carried_on_in_reality_until_its_real_steps_are_used(f
         await run(other)
 
 
+async def test_the_first_step_too_keeps_to_the_budget_of_real_steps(folder: Path) -> None:
+    await begun(folder)
+    words = ("train.real_steps=20", "train.tasks_per_step=8", "train.steps=50", "train.monitors=off")
+    spent = (await run(settings(folder, *words)))["spent"]["real_steps"]
+    assert 20 <= spent < 20 + 4 * 6, "at most one rollout group more"
+    assert isinstance(spent, int)
+
+
+async def test_a_run_whose_every_rollout_fails_is_an_error(folder: Path) -> None:
+    await begun(folder)
+    words = (DREAM, "train.tasks_per_step=1", "train.steps=2", "train.retries=0", "train.monitors=off")
+    with pytest.raises(RolloutsFailingError, match=r"every rollout of 2 steps failed.*nobody answers"):
+        await train(settings(folder, *words), experience_model=_Dead())
+
+
+async def test_a_policy_survives_moving_its_run_and_losing_the_model_that_it_started_from(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await begun(folder)
+    source = folder / "source"
+    await run(settings(folder, "train.steps=0"))
+    (folder / "run" / "policy").rename(source)
+    monkeypatch.chdir(folder)
+    words = ("agent.model=hf:source", "train.warm_start_steps=2", "train.steps=1")
+    await run(settings(folder / "second", *words, *_offline(folder)))
+    assert read_config(folder / "second" / "run").agent.model == f"hf:{source}"
+    (folder / "second" / "run").rename(folder / "moved")
+    source.rename(folder / "gone")
+    monkeypatch.chdir("/")
+    async with opened_agent(str(folder / "moved")) as agent:
+        assert agent.name == f"{folder / 'moved'}@1"
+
+
 class _Dead(CorridorDream):
     """A server that is gone."""
 
@@ -395,6 +428,5 @@ async def test_tasks_may_come_from_the_real_environment(folder: Path) -> None:
 def test_settings_of_a_run_are_read_back_as_they_were(tmp_path: Path) -> None:
     config: Config = settings(tmp_path)
     RunDir.open(config).close()
-    from dreamgym.training.run_dir import read_config
 
     assert read_config(tmp_path / "run") == config

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from dreamgym.cli.buffer import app as buffer_app
@@ -21,6 +25,7 @@ from dreamgym.cli.train import train_command
 app = typer.Typer(
     name="dreamgym",
     no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -28,8 +33,8 @@ app = typer.Typer(
 
 **A first tour**
 
-    dreamgym quickstart                                   # the whole loop, in a quarter of an hour
-    dreamgym envs list                                    # which real environments there are
+    dreamgym quickstart                                   # the whole loop in about 15 minutes
+    dreamgym envs list                                    # real environments
     dreamgym play --env alfworld                          # play one yourself
     dreamgym collect --env alfworld --episodes 50 --out trajectories
     dreamgym data stats trajectories
@@ -38,11 +43,11 @@ app = typer.Typer(
     dreamgym experience train --data trajectories --out runs/experience
     dreamgym train --experience runs/experience --out runs/agent     # no real step is taken
     dreamgym evaluate runs/agent --against runs/agent@0              # in the real environment
-    dreamgym report runs/agent                                       # curves and episodes, one HTML file
-    dreamgym models check endpoint:NAME                              # what a server of yours can do
+    dreamgym report runs/agent                                       # curves and episodes in one HTML file
+    dreamgym models check endpoint:NAME                              # capabilities of your server
 
-Every command explains itself with `--help`, prints JSON with `--json` (all but `play`), and can be stopped
-with Ctrl-C and run again.
+Every command has `--help` with examples and prints JSON with `--json` (all but `play`). Ctrl-C saves what
+was done; the same command resumes.
 
 **Exit codes**: 0 done · 1 failed, or a check did not pass · 2 wrong usage or setting · 3 bad data ·
 4 a missing extra · 5 a store cannot be opened or written · 6 an episode failed · 7 an endpoint failed ·
@@ -64,5 +69,16 @@ app.add_typer(tasks_app, name="tasks")
 app.add_typer(models_app, name="models")
 
 
+@app.callback()
+def _main(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(f"dreamgym {version('dreamgym')}")
+        raise typer.Exit
+
+
 def main() -> None:
+    # A scheduler's SIGTERM is handled like Ctrl-C: save, and print how to resume.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     app()
