@@ -20,7 +20,7 @@ from dreamgym.config import validate
 from dreamgym.envs.registry import open_environment
 from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.envs.textworld import SPEC, TextWorldFactory, TextWorldOptions
-from dreamgym.envs.textworld.logic_engine import INVALID, Playthrough
+from dreamgym.envs.textworld.logic_engine import INVALID, GameSession
 from dreamgym.envs.textworld.task_source import CookingGame, GameSettings, TreasureGame, make_game, task_of
 from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError
 from dreamgym.protocols import EnvironmentFactory
@@ -128,7 +128,7 @@ def test_a_game_goes_as_the_compiled_one_goes(settings: GameSettings, tmp_path: 
     compiled = textworld.start(textworld.generator.compile_game(game, options), wanted)
     ends = set()
     for seed in range(6):
-        chance, play = random.Random(seed), Playthrough(game)
+        chance, play = random.Random(seed), GameSession(game)
         compiled.reset()
         for _ in range(150):
             led = chance.random() < seed / 5
@@ -268,7 +268,7 @@ async def test_impossible_requests_are_refused_before_anything_starts() -> None:
         ConfigError, match="unknown split 'valid' of environment 'textworld'; it has: train, validation, test"
     ):
         await factory().tasks("valid", 1)
-    with pytest.raises(ConfigError, match="holds 10000 tasks, asked for 10001"):
+    with pytest.raises(ConfigError, match="has 10000 tasks, 10001 were requested"):
         await factory().tasks("test", 10_001)
     with pytest.raises(ConfigError, match="level"):
         open_environment("textworld", {"level": 31})

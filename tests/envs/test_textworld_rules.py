@@ -14,9 +14,9 @@ from dreamgym.envs.registry import find_environment
 from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.envs.textworld import TextWorldFactory, TextWorldOptions
 from dreamgym.envs.textworld.annotator import TextWorldAnnotator, checks, explain
-from dreamgym.envs.textworld.facts import House, facts_for, parsed
+from dreamgym.envs.textworld.facts import GameFacts, facts_for, parsed
 from dreamgym.envs.textworld.goals import can_succeed, goal_met, lost
-from dreamgym.envs.textworld.logic_engine import REFUSALS, Playthrough
+from dreamgym.envs.textworld.logic_engine import REFUSALS, GameSession
 from dreamgym.envs.textworld.task_source import (
     CookingGame,
     GameSettings,
@@ -41,7 +41,7 @@ def compare(settings: GameSettings, seed: int, *, led: float, jumbled: float = 0
         led: share of actions that the expert chooses.
         jumbled: share of the other actions that are words thrown together.
     """
-    task, play, chance = task_of(settings), Playthrough(make_game(settings)), random.Random(seed)
+    task, play, chance = task_of(settings), GameSession(make_game(settings)), random.Random(seed)
     hidden = hidden_facts(settings)
     verdicts = [fact for fact in hidden if fact[0] in ("wins", "loses")]
     sheet, known, happened = WorldSheet(facts=hidden), set(play.actions), Counter({"episodes": 1})
@@ -55,7 +55,7 @@ def compare(settings: GameSettings, seed: int, *, led: float, jumbled: float = 0
             action = jumble(chance, sorted(known))
         text = play.act(action)
         kind, *names = parsed(action)
-        house = House(sheet.facts)
+        house = GameFacts(sheet.facts)
         one, other = (house.named(name) for name in names)
         possible = all(met for _, met in checks(house, kind, one, other))
         assert possible == (text not in REFUSALS), (action, text)
@@ -217,7 +217,7 @@ def test_no_action_and_no_muddled_sheet_breaks_the_rules(action: str, drop: set[
         for said in (action, f"take {action} from counter", "go north", "prepare meal", "examine knife"):
             assert facts_for(sheet, said)
             kind, *names = parsed(said)
-            list(checks(House(sheet.facts), kind, names[0], names[1]))
+            list(checks(GameFacts(sheet.facts), kind, names[0], names[1]))
         can_succeed(task_of(COOKING), sheet)
 
 

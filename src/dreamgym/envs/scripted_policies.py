@@ -1,15 +1,14 @@
-"""Scripted policies for recording trajectories: an expert, a random one, and an expert that errs.
+"""Scripted policies for collecting trajectories: an expert, a random policy, and experts with errors.
 
-A policy plays one episode; its randomness comes from the seed it is made with. Policies are named on the
-command line:
+A policy plays one episode; its randomness comes from its seed. Names on the command line:
 
     expert         the environment's default expert
     expert:NAME    another of its experts
     noisy:SHARE    the expert, but with probability SHARE a random action
-    clumsy:SHARE   the expert, but with probability SHARE an action on the wrong thing, in the wrong place
-    careless:SHARE the expert, but with probability SHARE the admissible action most like the expert's
-    random         any admissible action, and a tenth of the time one that no longer is
-    mix            a fixed blend of the above, see `MIX`
+    clumsy:SHARE   the expert, but with probability SHARE an action on a wrong object or in a wrong place
+    careless:SHARE the expert, but with probability SHARE the admissible action most similar to it
+    random         any admissible action; with probability 0.1 one that is no longer admissible
+    mix            a fixed mixture of the above, see `MIX`
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from dreamgym.protocols import Environment, HasExpert, Policy, find_expert
 from dreamgym.types import Decision, State, Task, Transition
 
 MIX = ("expert",) * 5 + ("noisy:0.3",) * 3 + ("random",) * 2
-"""What every ten episodes of `mix` hold: half show how it is done, the others what goes wrong on the way."""
+"""The policies of every ten episodes of `mix`."""
 
-STRAY = 0.1
-"""Share of random actions that were admissible earlier in the episode and are not now: without them, nothing
-recorded would show how the environment says no."""
+STALE_SHARE = 0.1
+"""Fraction of random actions that were admissible earlier and are not now: without them no trajectory would
+show a refusal."""
 
 _IN_PLACE = 0.5
-"""Share of clumsy actions that are tried where the agent stands, on a thing that is not there: elsewhere, an
-action is refused for its place alone, and nothing would show that a thing must be there, too."""
-_HASTY = 0.2
-"""Share of clumsy actions that would finish the task, were it prepared: where an environment names such
-(`finishing`), nothing else would show what is still missing."""
-_ASTRAY = 0.2
-"""Share of clumsy actions that lead to no place, or to the same."""
+"""Fraction of clumsy actions at the agent's place on an absent object. Elsewhere an action is refused because
+of the place, so no trajectory would show that the object has to be present, too."""
+_PREMATURE = 0.2
+"""Fraction of clumsy actions that would finish the task if it were prepared, where an environment names such
+actions (`finishing`): they show what is still missing."""
+_WRONG_DESTINATION = 0.2
+"""Fraction of clumsy moves to a place that does not exist, or to the current one."""
 _NUMBERS = 13
-"""Below which the numbers of such places stay: of drawers there are a dozen in a room."""
+"""Upper bound of the numbers of such places."""
 _WAYS = ("north", "east", "south", "west")
 _PATTERNS = ("careless:SHARE", "clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
 _NAME = re.compile(r"[a-z]+ [0-9]+")
-"""What actions are about: ``mug 1``, ``desk 2``."""
+"""Objects in actions: ``mug 1``, ``desk 2``."""
 
 
 class RandomPolicy:
-    """Picks among the admissible actions, each equally likely; now and then one that no longer is."""
+    """A uniform choice of the admissible actions; sometimes one that is no longer admissible."""
 
     name = "random"
 
@@ -59,7 +58,7 @@ class RandomPolicy:
 
 
 class ExpertPolicy:
-    """Does what the environment's expert says."""
+    """The actions of the environment's expert."""
 
     def __init__(self, environment: HasExpert, expert: str | None = None) -> None:
         if expert is not None and expert not in environment.experts:
@@ -73,7 +72,7 @@ class ExpertPolicy:
 
 
 class NoisyExpertPolicy:
-    """With probability `share` a random action, else the expert's: shows how mistakes are mended."""
+    """With probability `share` a random action, else the expert's: shows recovery from errors."""
 
     def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
         self.name = f"noisy:{share:g}"
@@ -88,8 +87,8 @@ class NoisyExpertPolicy:
 
 
 class ClumsyExpertPolicy:
-    """With probability `share` an action that it has seen done, on things that it was not done with, else the
-    expert's: shows what an environment refuses, verb by verb, while the expert still reaches everything."""
+    """With probability `share` a known action on other objects, else the expert's: shows refusals of every
+    verb in all parts of an episode."""
 
     def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
         self.name = f"clumsy:{share:g}"
@@ -100,13 +99,13 @@ class ClumsyExpertPolicy:
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
         if self._random.random() < self._share:
-            if self._finishing and self._random.random() < _HASTY:
+            if self._finishing and self._random.random() < _PREMATURE:
                 return Decision(action=self._random.choice(self._finishing))
             chance = self._random.random()
             kinds = [_wrong_action, _wrong_word]
-            if chance < _ASTRAY:
+            if chance < _WRONG_DESTINATION:
                 kinds = [_absent_name, _stale_action, *kinds]
-            elif chance < _ASTRAY + _IN_PLACE:
+            elif chance < _WRONG_DESTINATION + _IN_PLACE:
                 kinds = [_missing_thing, _wrong_action, _stale_action, _wrong_word]
             for kind in kinds:
                 wrong = kind(self._random, history, state)
@@ -116,8 +115,8 @@ class ClumsyExpertPolicy:
 
 
 class CarelessExpertPolicy:
-    """With probability `share` an action that can be done and is almost the expert's (the oven for the stove,
-    chopped for diced), else the expert's: shows how close to success failure is."""
+    """With probability `share` an admissible action similar to the expert's (the oven for the stove), else
+    the expert's: shows near misses."""
 
     def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
         self.name = f"careless:{share:g}"
@@ -136,10 +135,10 @@ class CarelessExpertPolicy:
 
 
 def resolve_policy(name: str, *, seed: int, episode: int) -> str:
-    """The policy that plays the given episode: `mix` becomes a member of its blend, other names stay.
+    """The policy of an episode: `mix` becomes one of its policies, other names stay.
 
-    It depends on the seed and the episode's number alone, so a resumed collection gives an episode the policy
-    it would have had. Every ten episodes hold the blend exactly, in an order of their own.
+    It depends only on the seed and the number of the episode, so a resumed collection is the same as one that
+    never stopped. Every ten episodes have exactly the mixture, in a random order.
 
     >>> [resolve_policy("mix", seed=0, episode=episode) for episode in range(10)].count("expert")
     5
@@ -157,11 +156,11 @@ def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
     """The named policy for one episode of `environment`; resolve `mix` first.
 
     Raises:
-        ConfigError: the name is unknown or malformed, or the environment cannot serve it.
+        ConfigError: the name is unknown or malformed, or the environment has no such expert.
     """
     kind, argument = _parse(name)
     if kind == "mix":
-        raise ConfigError("policy 'mix' names a blend: resolve_policy('mix', …) picks one member per episode")
+        raise ConfigError("policy 'mix' is a mixture: resolve_policy('mix', …) selects one for each episode")
     if kind == "random":
         return RandomPolicy(seed)
     expert = find_expert(environment)
@@ -179,7 +178,7 @@ def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
 
 
 def _parse(name: str) -> tuple[str, str]:
-    """(kind, argument) of a policy name, which is known and well-formed from then on."""
+    """(kind, argument) of a policy name."""
     kind, colon, argument = name.partition(":")
     if name in ("expert", "mix", "random") or (kind == "expert" and argument):
         return kind, argument
@@ -196,10 +195,8 @@ def _parse(name: str) -> tuple[str, str]:
 
 def _any_action(source: random.Random, task: Task, history: Sequence[Transition], state: State) -> str:
     if not state.admissible_actions:
-        raise ConfigError(
-            f"a random action is chosen from the admissible ones, and {task.environment!r} lists none"
-        )
-    if source.random() < STRAY:
+        raise ConfigError(f"a random policy needs admissible actions, and {task.environment!r} lists none")
+    if source.random() < STALE_SHARE:
         earlier = {action for past in history for action in past.state.admissible_actions or ()}
         stale = sorted(earlier.difference(state.admissible_actions))
         if stale:
@@ -208,7 +205,7 @@ def _any_action(source: random.Random, task: Task, history: Sequence[Transition]
 
 
 def _common_words(left: str, right: str) -> float:
-    """Share of the words of both that are in both.
+    """Jaccard similarity of the words.
 
     >>> _common_words("cook carrot with oven", "cook carrot with stove")
     0.6
@@ -250,9 +247,7 @@ def _missing_thing(source: random.Random, history: Sequence[Transition], state: 
     known = sorted({*now, *(action for past in history for action in past.state.admissible_actions or ())})
     pairs = [action for action in known if len(_NAME.findall(action)) == 2]
     things = sorted({_NAME.findall(action)[0] for action in pairs})
-    reach = sorted(
-        {_NAME.findall(action)[-1] for action in now if _NAME.search(action)} - _told_of_going(now)
-    )
+    reach = sorted({_NAME.findall(action)[-1] for action in now if _NAME.search(action)} - _destinations(now))
     for _ in range(10 if pairs and reach else 0):
         first, second = _NAME.finditer(action := source.choice(pairs))
         thing, place = source.choice(things), source.choice(reach)
@@ -275,7 +270,7 @@ def _absent_name(source: random.Random, history: Sequence[Transition], state: St
     here = [action for action in walks if action not in now]
     if here and source.random() < _IN_PLACE:
         return source.choice(here)
-    kind = source.choice(sorted({name.rpartition(" ")[0] for name in _told_of_going(walks)}))
+    kind = source.choice(sorted({name.rpartition(" ")[0] for name in _destinations(walks)}))
     others = [f"{kind} {number}" for number in range(1, _NUMBERS) if f"{kind} {number}" not in names]
     return f"go to {source.choice(others)}" if others else None
 
@@ -294,8 +289,8 @@ def _stale_action(source: random.Random, history: Sequence[Transition], state: S
     return source.choice(by_verb[source.choice(sorted(by_verb))]) if by_verb else None
 
 
-def _told_of_going(actions: Sequence[str]) -> set[str]:
-    """Places that are elsewhere: one can go to them."""
+def _destinations(actions: Sequence[str]) -> set[str]:
+    """Places that one can go to."""
     return {action.removeprefix("go to ") for action in actions if action.startswith("go to ")}
 
 

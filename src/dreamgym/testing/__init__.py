@@ -1,10 +1,8 @@
-"""What users need to test against DreamGym: a conformance checker for environments, and stand-ins.
+"""Tools for tests: a checker for environments, a small environment, and scripted language models.
 
-`check_environment` says whether an environment keeps the promises of `dreamgym.protocols.Environment`.
-`Corridor` is a small world that keeps them all, for tests that need some environment and not a certain one.
-`ScriptedLanguageModel` says what a test wants said; `ScriptedServer` (in
-`dreamgym.testing.scripted_server`) says it
-over HTTP, as an endpoint.
+`check_environment` tests an environment against the contract of `dreamgym.protocols.Environment`. `Corridor`
+is a small environment that fulfils it. `ScriptedLanguageModel` returns scripted replies; `ScriptedServer` (in
+`dreamgym.testing.scripted_server`) does so over HTTP.
 """
 
 from dreamgym.testing.corridor import Corridor, CorridorFactory

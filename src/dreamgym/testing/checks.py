@@ -1,4 +1,4 @@
-"""The promises of an environment, each tried by playing; see `checker.CHECKS` for them in words."""
+"""The checks of `env_checker.CHECKS`: each plays episodes and raises `CheckFailed` with what it saw."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dreamgym.errors import ConfigError, EpisodeOverError
 from dreamgym.protocols import Environment, HasWorldSheet, find_expert, find_world_sheet
 from dreamgym.testing.episode_probe import (
     NONSENSE,
-    DoesNotApply,
-    PromiseBroken,
+    CheckFailed,
+    CheckSkipped,
     Record,
     Subject,
     act,
@@ -41,26 +41,24 @@ HOSTILE_ACTIONS = {
 
 _STEPS = 25
 _LONGEST = 2000
-"""Actions after which an episode that leads nowhere counts as endless."""
+"""Actions after which an episode counts as endless."""
 
 
 async def tasks_are_stable(subject: Subject) -> str:
     tasks = await subject.tasks()
     again = await subject.list_tasks(len(tasks))
     if again != tasks:
-        raise PromiseBroken("listing the tasks a second time gave others")
+        raise CheckFailed("listing the tasks a second time gave others")
     first = await subject.list_tasks(max(1, len(tasks) // 2))
     if first != tasks[: len(first)]:
-        raise PromiseBroken(f"the first {len(first)} tasks are not the beginning of the first {len(tasks)}")
+        raise CheckFailed(f"the first {len(first)} tasks are not the beginning of the first {len(tasks)}")
     if len({task.id for task in tasks}) != len(tasks):
-        raise PromiseBroken(f"two tasks have one id: {sorted(task.id for task in tasks)}")
+        raise CheckFailed(f"two tasks have one id: {sorted(task.id for task in tasks)}")
     for task in tasks:
         if task.environment != subject.factory.name or task.split != subject.split:
-            raise PromiseBroken(
-                f"task {task.id!r} claims to be of {task.environment!r}, split {task.split!r}"
-            )
+            raise CheckFailed(f"task {task.id!r} claims to be of {task.environment!r}, split {task.split!r}")
         if not task.instruction.strip():
-            raise PromiseBroken(f"task {task.id!r} has no instruction")
+            raise CheckFailed(f"task {task.id!r} has no instruction")
     return f"{len(tasks)} tasks of split {subject.split!r}"
 
 
@@ -69,7 +67,7 @@ async def unknown_split_is_refused(subject: Subject) -> str:
         tasks = await answered(subject.factory.tasks("no such split", 1))
     except ConfigError as error:
         return f"it says: {error}"
-    raise PromiseBroken(f"expected a ConfigError, got {len(tasks)} tasks")
+    raise CheckFailed(f"expected a ConfigError, got {len(tasks)} tasks")
 
 
 async def start_shows_something(subject: Subject) -> str:
@@ -79,7 +77,7 @@ async def start_shows_something(subject: Subject) -> str:
         async with subject.episode(task) as environment:
             state = await begin(environment)
             if state.admissible_actions == ():
-                raise PromiseBroken(f"task {task.id!r} starts without any admissible action")
+                raise CheckFailed(f"task {task.id!r} starts without any admissible action")
             with_actions += state.admissible_actions is not None
     return f"{len(tasks)} starts, {with_actions} with admissible actions"
 
@@ -98,13 +96,13 @@ async def ends_are_clean(subject: Subject) -> str:
         for position, outcome in enumerate(record.outcomes, start=1):
             where = f"task {task.id!r}, action {position}"
             if outcome.terminated and outcome.truncated:
-                raise PromiseBroken(f"{where}: both terminated and truncated")
+                raise CheckFailed(f"{where}: both terminated and truncated")
             if (outcome.reward or outcome.success) and not outcome.over:
-                raise PromiseBroken(f"{where}: reward {outcome.reward}, success {outcome.success}, not over")
+                raise CheckFailed(f"{where}: reward {outcome.reward}, success {outcome.success}, not over")
             if outcome.success and outcome.truncated:
-                raise PromiseBroken(f"{where}: success, but truncated; a success terminates")
+                raise CheckFailed(f"{where}: success, but truncated; a success terminates")
         if not record.outcomes[-1].over:
-            raise PromiseBroken(f"task {task.id!r} is not over after {_LONGEST} actions")
+            raise CheckFailed(f"task {task.id!r} is not over after {_LONGEST} actions")
         terminated += record.outcomes[-1].terminated
         truncated += record.outcomes[-1].truncated
     return f"{terminated} terminated, {truncated} truncated"
@@ -117,10 +115,10 @@ async def horizon_truncates(subject: Subject) -> str:
         for position in range(1, _LONGEST + 1):
             outcome = await act(environment, NONSENSE)
             if outcome.success:
-                raise PromiseBroken(f"saying {NONSENSE!r} succeeded")
+                raise CheckFailed(f"saying {NONSENSE!r} succeeded")
             if outcome.over:
                 return f"{'terminated' if outcome.terminated else 'truncated'} after {position} actions"
-    raise PromiseBroken(f"still going after {_LONGEST} actions of nonsense: set a horizon")
+    raise CheckFailed(f"still going after {_LONGEST} actions of nonsense: set a horizon")
 
 
 async def steps_outside_are_refused(subject: Subject) -> str:
@@ -195,7 +193,7 @@ async def admissible_actions_work(subject: Subject) -> str:
     async with subject.episode(task) as environment:
         state = await begin(environment)
         if not state.admissible_actions:
-            raise DoesNotApply("the environment does not list admissible actions")
+            raise CheckSkipped("the environment does not list admissible actions")
         refusal = (await act(environment, NONSENSE)).next_state.text
     tried = state.admissible_actions[:6]
     refused = []
@@ -206,7 +204,7 @@ async def admissible_actions_work(subject: Subject) -> str:
                 refused.append(action)
     # Some worlds answer an action without effect as they answer nonsense; most of theirs must have one.
     if 2 * len(refused) > len(tried):
-        raise PromiseBroken(
+        raise CheckFailed(
             f"{len(refused)} of {len(tried)} answered like nonsense ({shown(refusal)}): {refused}"
         )
     return f"{len(tried)} tried, {len(refused)} answered like nonsense"
@@ -220,7 +218,7 @@ async def world_sheet_is_fixed(subject: Subject) -> str:
             async with subject.episode(task) as environment:
                 facts = find_world_sheet(environment)
                 if facts is None:
-                    raise DoesNotApply("the environment does not reveal hidden facts")
+                    raise CheckSkipped("the environment does not reveal hidden facts")
                 state = await begin(environment)
                 sheets.append(await _sheet(facts))
                 for _ in range(3):
@@ -231,7 +229,7 @@ async def world_sheet_is_fixed(subject: Subject) -> str:
                         break
                 sheets.append(await _sheet(facts))
         if any(sheet != sheets[0] for sheet in sheets):
-            raise PromiseBroken(f"task {task.id!r}: the sheet changed, though it is of the start")
+            raise CheckFailed(f"task {task.id!r}: the sheet changed, though it is of the start")
         sizes.append(len(sheets[0].facts))
     return f"{min(sizes)} to {max(sizes)} facts"
 
@@ -241,14 +239,14 @@ async def experts_act(subject: Subject) -> str:
     async with subject.episode(task) as environment:
         found = find_expert(environment)
         if found is None:
-            raise DoesNotApply("the environment has no expert")
+            raise CheckSkipped("the environment has no expert")
         state = await begin(environment)
         for expert in found.experts:
             action = await answered(found.expert_action(expert))
             if not isinstance(action, str) or not action.strip():
-                raise PromiseBroken(f"expert {expert!r}: expected an action, got {action!r}")
+                raise CheckFailed(f"expert {expert!r}: expected an action, got {action!r}")
             if state.admissible_actions is not None and action not in state.admissible_actions:
-                raise PromiseBroken(f"expert {expert!r} says {action!r}, which is not admissible")
+                raise CheckFailed(f"expert {expert!r} says {action!r}, which is not admissible")
         return ", ".join(found.experts)
 
 
@@ -283,32 +281,30 @@ async def _refuses(environment: Environment, when: str) -> None:
     except EpisodeOverError:
         return
     except Exception as error:
-        raise PromiseBroken(
-            f"{when}: expected EpisodeOverError, got {type(error).__name__}: {error}"
-        ) from None
-    raise PromiseBroken(f"{when}: expected EpisodeOverError, got {outcome!r}")
+        raise CheckFailed(f"{when}: expected EpisodeOverError, got {type(error).__name__}: {error}") from None
+    raise CheckFailed(f"{when}: expected EpisodeOverError, got {outcome!r}")
 
 
 async def _answers(environment: Environment, kind: str, action: str) -> bool:
-    """Whether the episode is over after the action, which must be answered and may not pay."""
+    """Whether the episode is over after the action, which must get a reply and no reward."""
     try:
         outcome = await act(environment, action)
-    except PromiseBroken:
+    except CheckFailed:
         raise
     except Exception as error:
-        raise PromiseBroken(f"{kind}, {shown(action)}: {type(error).__name__}: {error}") from None
+        raise CheckFailed(f"{kind}, {shown(action)}: {type(error).__name__}: {error}") from None
     if kind != "a disguise" and (outcome.reward or outcome.success or outcome.terminated):
-        raise PromiseBroken(f"{kind}, {shown(action)}: it ended or was rewarded: {outcome!r}")
+        raise CheckFailed(f"{kind}, {shown(action)}: it ended or was rewarded: {outcome!r}")
     return outcome.over
 
 
 async def _sheet(environment: HasWorldSheet) -> WorldSheet:
     sheet = await answered(environment.world_sheet())
     if not sheet.facts:
-        raise PromiseBroken("the world sheet is empty")
+        raise CheckFailed("the world sheet is empty")
     for fact in sheet.facts:
         if not fact or not all(isinstance(part, str) and part for part in fact):
-            raise PromiseBroken(f"expected facts that are tuples of words, got {fact!r}")
+            raise CheckFailed(f"expected facts that are tuples of words, got {fact!r}")
     return sheet
 
 

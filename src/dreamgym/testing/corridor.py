@@ -1,4 +1,4 @@
-"""A corridor with doors, one of which leads out: the smallest world with hidden facts and an expert."""
+"""A corridor with doors, one of which is unlocked: a minimal environment with hidden facts and an expert."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Says whether an environment keeps its promises, in sentences that each pass, fail or do not apply.
+"""Checks an environment against the contract of `protocols.Environment`.
 
-A check plays real episodes and compares what it sees; it knows nothing of the environment but its roles. What
-one check finds out does not excuse another: all of them run, whatever failed before.
+A check plays episodes through the roles alone. All checks run, whatever failed before.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ from dreamgym.envs.adapters import is_factory
 from dreamgym.envs.registry import make
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.testing import checks
-from dreamgym.testing.episode_probe import DoesNotApply, PromiseBroken, Subject
+from dreamgym.testing.episode_probe import CheckFailed, CheckSkipped, Subject
 from dreamgym.testing.leaks import leaks_nothing
 from dreamgym.types import JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One promise and whether it is kept."""
+    """The result of one check."""
 
     name: str
-    """A sentence: what a good environment does."""
+    """What the contract requires, as a sentence."""
     status: Literal["running", "pass", "fail", "skip"]
     detail: str = ""
-    """What was seen: how much was tried, or what went wrong."""
+    """What was tried, or what went wrong."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """The verdict on an environment."""
+    """The results of all checks."""
 
     environment: str
     checks: tuple[Check, ...]
@@ -48,10 +47,10 @@ class CheckReport:
         return {"environment": self.environment, "passed": self.passed, "checks": checks}
 
 
-Promise = Callable[[Subject], Awaitable[str]]
-"""Returns what was tried; raises `PromiseBroken` or `DoesNotApply`."""
+CheckFunction = Callable[[Subject], Awaitable[str]]
+"""Returns what was tried; raises `CheckFailed` or `CheckSkipped`."""
 
-CHECKS: dict[str, Promise] = {
+CHECKS: dict[str, CheckFunction] = {
     "tasks have unique ids and are the same every time": checks.tasks_are_stable,
     "a split that does not exist is refused": checks.unknown_split_is_refused,
     "an episode starts with something to see": checks.start_shows_something,
@@ -84,10 +83,10 @@ async def check_environment(
     Args:
         environment: anything that `make` accepts, opened with `options` and closed again; or a factory, which
             stays open.
-        episodes: How many the search for leaks plays.
-        concurrency: How many run side by side.
-        split: Where tasks are taken from; by default the first one.
-        report: Told of every check as it starts, moves on (status ``running``) and ends.
+        episodes: of the check for leaks.
+        concurrency: episodes at once.
+        split: of the tasks; by default the first one.
+        report: called when a check starts, progresses (status ``running``) and ends.
     """
     own = not is_factory(environment)
     factory = make(environment, **(options or {})) if own else cast(EnvironmentFactory, environment)
@@ -105,16 +104,18 @@ async def check_environment(
     return CheckReport(environment=factory.name, checks=tuple(checks))
 
 
-async def _judged(name: str, promise: Promise, subject: Subject, tell: Callable[[Check], None]) -> Check:
+async def _judged(
+    name: str, promise: CheckFunction, subject: Subject, tell: Callable[[Check], None]
+) -> Check:
     subject.say = lambda detail: tell(Check(name=name, status="running", detail=detail))
     subject.say("")
     started = time.perf_counter()
     status: Literal["pass", "fail", "skip"] = "pass"
     try:
         detail = await promise(subject)
-    except DoesNotApply as reason:
+    except CheckSkipped as reason:
         status, detail = "skip", str(reason)
-    except PromiseBroken as finding:
+    except CheckFailed as finding:
         status, detail = "fail", str(finding)
     except Exception as error:
         status, detail = "fail", f"raised {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Plays an environment under examination: every answer is looked at, and no question waits for ever."""
+"""Plays episodes of an environment under test: validates every reply, and every call has a timeout."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from dreamgym.errors import ConfigError
 from dreamgym.protocols import Environment, EnvironmentFactory, find_expert
 from dreamgym.types import Outcome, State, Task
 
-PATIENCE = 300.0
-"""Seconds until a question counts as unanswered."""
+TIMEOUT_SECONDS = 300.0
+"""For each call."""
 NONSENSE = "xyzzy plugh"
 _TASKS = 12
 
 T = TypeVar("T")
 
 
-class PromiseBroken(Exception):  # noqa: N818 - it is a finding about the environment, not an error of ours
-    """The environment did what it must not."""
+class CheckFailed(Exception):  # noqa: N818 - a finding about the environment, not an error
+    """The environment violates the contract."""
 
 
-class DoesNotApply(Exception):  # noqa: N818
-    """This environment does not make the promise."""
+class CheckSkipped(Exception):  # noqa: N818
+    """The check does not apply to this environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """An episode as it went, to be compared with another of the same actions."""
+    """A recorded episode, to compare with a replay of its actions."""
 
     task: Task
     start: State
@@ -41,7 +41,7 @@ class Record:
 
 
 class Subject:
-    """The environment under examination and how to play it."""
+    """The environment under test."""
 
     def __init__(self, factory: EnvironmentFactory, *, split: str, episodes: int, concurrency: int) -> None:
         self.factory = factory
@@ -55,7 +55,7 @@ class Subject:
         if not self._tasks:
             self._tasks = await self.list_tasks(_TASKS)
         if not self._tasks:
-            raise PromiseBroken(f"split {self.split!r} holds no task")
+            raise CheckFailed(f"split {self.split!r} holds no task")
         return self._tasks
 
     async def list_tasks(self, count: int) -> list[Task]:
@@ -73,7 +73,7 @@ class Subject:
             await answered(environment.aclose())
 
     async def record(self, task: Task, *, steps: int, seed: int, expert: bool) -> Record:
-        """Play up to `steps` actions: the expert's where it is wanted and there is one, else random ones."""
+        """Play up to `steps` actions: the expert's if requested and available, else random ones."""
         source = random.Random(seed)
         async with self.episode(task) as environment:
             start = state = await begin(environment)
@@ -90,7 +90,11 @@ class Subject:
         return Record(task=task, start=start, actions=tuple(actions), outcomes=tuple(outcomes))
 
     async def replay(self, record: Record, *, pause: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Play the same actions again, and complain about the first difference."""
+        """Play the same actions again.
+
+        Raises:
+            CheckFailed: something differs.
+        """
         async with self.episode(record.task) as environment:
             compare(record, 0, record.start, await begin(environment))
             for position, action in enumerate(record.actions):
@@ -101,10 +105,10 @@ class Subject:
 
 async def answered(question: Awaitable[T]) -> T:
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             return await question
     except TimeoutError:
-        raise PromiseBroken(f"no answer within {PATIENCE:g} s") from None
+        raise CheckFailed(f"no answer within {TIMEOUT_SECONDS:g} s") from None
 
 
 async def begin(environment: Environment) -> State:
@@ -116,10 +120,10 @@ async def begin(environment: Environment) -> State:
 async def act(environment: Environment, action: str) -> Outcome:
     outcome = await answered(environment.step(action))
     if not isinstance(outcome, Outcome):
-        raise PromiseBroken(f"step({shown(action)}): expected an Outcome, got {outcome!r}")
+        raise CheckFailed(f"step({shown(action)}): expected an Outcome, got {outcome!r}")
     _look_at(outcome.next_state, f"step({shown(action)})")
     if not math.isfinite(outcome.reward):
-        raise PromiseBroken(f"step({shown(action)}): expected a finite reward, got {outcome.reward!r}")
+        raise CheckFailed(f"step({shown(action)}): expected a finite reward, got {outcome.reward!r}")
     return outcome
 
 
@@ -133,7 +137,7 @@ def compare(record: Record, position: int, before: State | Outcome, now: State |
         return
     old, new = _plain(before), _plain(now)
     what = next((name for name in old if old[name] != new[name]), "")
-    raise PromiseBroken(
+    raise CheckFailed(
         f"task {record.task.id!r}, after {position} actions {list(record.actions[:position])[-3:]}: "
         f"{what} was {shown(str(old.get(what)))} and is now {shown(str(new.get(what)))}"
     )
@@ -148,12 +152,12 @@ def _plain(seen: State | Outcome) -> dict[str, object]:
 
 def _look_at(state: State, where: str) -> None:
     if not isinstance(state, State) or not isinstance(state.text, str) or not state.text.strip():
-        raise PromiseBroken(f"{where}: expected a State with some text, got {state!r}")
+        raise CheckFailed(f"{where}: expected a State with some text, got {state!r}")
     actions = state.admissible_actions
     if actions is None:
         return
     if not all(isinstance(action, str) and action.strip() for action in actions):
-        raise PromiseBroken(f"{where}: expected admissible actions that are words, got {actions!r}")
+        raise CheckFailed(f"{where}: expected admissible actions that are words, got {actions!r}")
     if len(set(actions)) != len(actions):
         twice = next(action for action in actions if actions.count(action) > 1)
-        raise PromiseBroken(f"{where}: the admissible action {twice!r} is listed twice")
+        raise CheckFailed(f"{where}: the admissible action {twice!r} is listed twice")

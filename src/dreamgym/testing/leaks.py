@@ -1,4 +1,4 @@
-"""Plays many episodes and weighs the process before and after: memory, files, threads, tasks, children."""
+"""Plays many episodes and compares resources before and after: memory, files, threads, tasks, processes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from dreamgym.testing.episode_probe import NONSENSE, DoesNotApply, PromiseBroken, Subject, act, begin
+from dreamgym.testing.episode_probe import NONSENSE, CheckFailed, CheckSkipped, Subject, act, begin
 from dreamgym.types import Task
 
 _TOLERANCE = 1.10
 _SETTLING = 60
-"""Twentieths of a second that closed episodes have at most to let go of what they held."""
+"""Polls, 0.05 s apart, for closed episodes to release their resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """What this process and its children hold at one moment."""
+class ResourceUsage:
+    """Resources of this process and its children."""
 
     megabytes: float
     files: int
@@ -30,10 +30,10 @@ class Weight:
 
 
 async def leaks_nothing(subject: Subject) -> str:
-    """The last weight against the one after warming up: within 10%, and three more of a countable thing."""
+    """Usage at the end against usage after warm-up: at most 10% more memory, and 10% or 3 more of the others."""
     tasks = await subject.tasks()
     played = 0
-    weights: list[Weight] = []
+    weights: list[ResourceUsage] = []
     while played < subject.episodes:
         wave = range(played, min(played + subject.concurrency, subject.episodes))
         await asyncio.gather(*(_short_episode(subject, tasks[n % len(tasks)], n) for n in wave))
@@ -47,9 +47,9 @@ async def leaks_nothing(subject: Subject) -> str:
         if (after := getattr(last, name)) > _limit(name, before := getattr(warm, name))
     ]
     if grown:
-        raise PromiseBroken(f"over {played} episodes, {', '.join(grown)}")
+        raise CheckFailed(f"over {played} episodes, {', '.join(grown)}")
     if len(weights) < 3:
-        raise DoesNotApply(f"{played} episodes are too few to tell: use at least {3 * subject.concurrency}")
+        raise CheckSkipped(f"{played} episodes are too few to tell: use at least {3 * subject.concurrency}")
     return (
         f"{played} episodes, {warm.megabytes:.0f} MB after warming up and {last.megabytes:.0f} MB at the end"
     )
@@ -60,7 +60,7 @@ def _limit(name: str, before: float) -> float:
 
 
 async def _short_episode(subject: Subject, task: Task, number: int) -> None:
-    """Start, act a little, close; most episodes of a training run are not left at their natural end."""
+    """Start, a few actions, close: also episodes that are closed early must not leak."""
     source = random.Random(number)
     async with subject.episode(task) as environment:
         state = await begin(environment)
@@ -71,24 +71,24 @@ async def _short_episode(subject: Subject, task: Task, number: int) -> None:
                 break
 
 
-async def _settled() -> Weight:
-    """The weight once nothing is being let go any more."""
+async def _settled() -> ResourceUsage:
+    """Usage once nothing is released any more."""
     gc.collect()
-    weight = _weigh()
+    weight = _measure()
     for _ in range(_SETTLING):
         await asyncio.sleep(0.05)
-        before, weight = weight, _weigh()
+        before, weight = weight, _measure()
         if (weight.processes, weight.tasks, weight.files) >= (before.processes, before.tasks, before.files):
             break
     return weight
 
 
-def _weigh() -> Weight:
+def _measure() -> ResourceUsage:
     tasks = len(asyncio.all_tasks())
     try:
         import psutil
     except ModuleNotFoundError:
-        return Weight(
+        return ResourceUsage(
             megabytes=_own_megabytes(),
             files=_own_files(),
             threads=threading.active_count(),
@@ -103,7 +103,7 @@ def _weigh() -> Weight:
             memory += child.memory_info().rss
         except psutil.Error:  # it has just ended
             continue
-    return Weight(
+    return ResourceUsage(
         megabytes=memory / 1e6,
         files=process.num_fds() if hasattr(process, "num_fds") else process.num_handles(),
         threads=process.num_threads(),

@@ -1,8 +1,7 @@
-"""Writes new household games from the benchmark's own rooms, affordances and goals; placement is drawn.
+"""Generates household games from the benchmark's rooms, affordances and goals, with random placement.
 
-A game is fixed by (split, seed, index, attempt). Families take turns by index, so any prefix is balanced.
-Whether the expert can solve it is not decided here: `AlfworldFactory.tasks` proves it and asks for the next
-attempt otherwise.
+A game is fixed by (split, seed, index, attempt). Families alternate by index, so any prefix is balanced.
+`task_source` lets the expert solve each game, and takes the next attempt if it does not succeed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SPLITS = ("train", "valid_seen", "valid_unseen")
 _LAMP = "DeskLamp"
 _LAMP_STANDS = ("SideTable", "Desk", "Dresser", "Shelf", "CoffeeTable")
 _OBJECTS = (28, 38)
-"""How many things lie in a room; official games have 31 on average."""
+"""Number of objects in a room; official games have 31 on average."""
 _COPIES = (1, 1, 1, 2, 2, 3)
 """Instances of a class, drawn with the frequencies of the official games."""
 _STATION = {
@@ -42,22 +41,22 @@ class Goal:
     family: str
     object_class: str
     receptacle_class: str
-    """Empty for the family that looks at something under a lamp."""
+    """Empty for the family `look_at_obj_in_light`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedGame:
-    """A game before it is proven: the problem in PDDL and what it asks for."""
+    """A game that is not solved yet: the PDDL problem and its goal."""
 
     name: str
-    """As the benchmark names its tasks: family-object-None-receptacle-room."""
+    """In the benchmark's form: family-object-None-receptacle-room."""
     instruction: str
     goal: Goal
     room: int
     problem: str
 
     def parameters(self) -> dict[str, JsonValue]:
-        """The goal in the words of the benchmark's ``pddl_params``, which the expert reads."""
+        """The goal as the benchmark's ``pddl_params``, which the expert reads."""
         lamp = self.goal.family == "look_at_obj_in_light"
         return {
             "task_type": self.goal.family,
@@ -106,7 +105,7 @@ def generate_game(split: str, seed: int, index: int, attempt: int) -> GeneratedG
 
 
 def possible_goals(family: str, place: Room) -> list[Goal]:
-    """Every goal of a family that makes sense in a room, in a fixed order."""
+    """Every goal of a family that is possible in a room, in a fixed order."""
     tables = affordances()
     stands = {name for _, name, _ in place.receptacles}
     able = {
@@ -127,13 +126,13 @@ def possible_goals(family: str, place: Room) -> list[Goal]:
         for stand in sorted(stands)
         if name in tables.contains[stand]
         and stand != _STATION.get(family)
-        # Something must be able to lie elsewhere, or the game would be won before it starts.
+        # The object needs another possible place, or the game would be won at the start.
         and any(name in tables.contains[other] for other in stands - {stand})
     ]
 
 
 def _placement(rng: Random, place: Room, goal: Goal) -> list[tuple[str, str]]:
-    """(class, receptacle identifier) of everything that lies around; the goal is never met at the start."""
+    """(class, receptacle identifier) of every object; the goal is not met at the start."""
     tables = affordances()
     needed = 2 if goal.family == "pick_two_obj_and_place" else 1
     wanted = [goal.object_class] * rng.randint(needed, 3)
@@ -164,7 +163,7 @@ def _placement(rng: Random, place: Room, goal: Goal) -> list[tuple[str, str]]:
 def _problem(place: Room, placed: Sequence[tuple[str, str]], rng: Random, goal: str) -> str:
     tables = affordances()
     objects = [
-        # The pose in the identifier orders things of one class: drawn, so numbers tell nothing of places.
+        # The pose in the identifier orders objects of a class: random, so that numbers do not reveal places.
         (
             f"{name}_bar__plus_{rng.randrange(100):02d}_dot_{rng.randrange(100):02d}_bar_{number:02d}",
             name,

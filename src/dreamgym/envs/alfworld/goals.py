@@ -1,4 +1,4 @@
-"""When a household task is done, read off the facts: the benchmark's goals as questions to a world sheet."""
+"""The benchmark's goals as checks of a world sheet: whether a household task is done or can be done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROPERTY = {
     "pick_heat_then_place_in_recep": "ishot",
     "pick_cool_then_place_in_recep": "iscool",
 }
-"""What must have been made of a thing before it is put down, by family of task."""
+"""The property that an object needs before it is put down, by family of task."""
 _STATION = {
     "pick_clean_then_place_in_recep": ("cleanable", "sinkbasin"),
     "pick_heat_then_place_in_recep": ("heatable", "microwave"),
@@ -80,7 +80,7 @@ def _goal(task: Task) -> Mapping[str, object]:
 
 
 def _lit(sheet: WorldSheet, wanted: str, lamp: str) -> bool:
-    """The thing is in hand, and a lamp that was switched stands where the agent is."""
+    """The object is carried, and a lamp at the agent's location is on."""
     facts = set(sheet.facts)
     held = any(_kind(thing) == wanted for _, thing in _pairs(facts, "holds"))
     here = {location for _, location in _pairs(facts, "atlocation")}
@@ -92,7 +92,7 @@ def _lit(sheet: WorldSheet, wanted: str, lamp: str) -> bool:
 
 
 def _pairs(facts: Iterable[Fact], relation: str) -> Iterator[tuple[str, str]]:
-    """What a relation holds between. A dreamt sheet may hold one with too few names, which says nothing."""
+    """The arguments of a relation; malformed facts of an imagined sheet are skipped."""
     return ((fact[1], fact[2]) for fact in facts if fact[0] == relation and len(fact) == 3)
 
 

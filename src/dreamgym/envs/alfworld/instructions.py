@@ -1,8 +1,7 @@
-"""Reads household instructions: which goal a sentence in the benchmark's wording asks for.
+"""Parses household instructions: the goal of a sentence in the benchmark's wording.
 
-The templates are the benchmark's own, those its games are worded with, official and generated alike. Whoever
-writes new tasks may take small liberties with articles, prepositions and spelling; what comes out is the
-benchmark's wording again, so that an agent never meets a dialect.
+The templates are those of the benchmark's games. Generated instructions may differ in articles, prepositions
+and spelling; the resulting task has the benchmark's wording.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dreamgym.errors import MissingExtraError
 from dreamgym.types import JsonValue, Task, WorldSheet
 
 _LONGEST = 200
-"""Characters of an instruction; the benchmark's longest has 60."""
+"""Maximum characters of an instruction; the benchmark's longest has 60."""
 _EVALUATED = 200
 """Generated games of a split whose instructions count as those of the evaluation."""
 _LAMPS = ("DeskLamp", "FloorLamp")
@@ -31,10 +30,10 @@ _FREE_NAME = r"(?:(?:a|an|the|some|one) )?(?P<{0}>[a-z]+(?: [a-z]+){{0,2}})"
 
 
 def task_from_instruction(instruction: str) -> Task | None:
-    """The task that an instruction asks for, or None where it asks for nothing that a household game knows.
+    """The task of an instruction; None if it is no goal of a household game.
 
-    Its id is the goal's name, so two wordings of one goal make one task. It has no game: it can be dreamt, on
-    a world sheet that allows it.
+    Its id is the name of the goal, so two wordings of one goal give one task. It has no game: it exists only
+    in the dream, on a world sheet where it can succeed.
 
     >>> task = task_from_instruction("Put a hot Potato into the side table.")
     >>> task.instruction, task.id
@@ -56,14 +55,13 @@ def task_from_instruction(instruction: str) -> Task | None:
 
 
 def can_succeed_here(task: Task, sheet: WorldSheet) -> bool:
-    """`goals.can_succeed`, with the benchmark's word on which receptacle takes what."""
+    """`goals.can_succeed` with the benchmark's table of receptacles and objects."""
     _need_tables()
     return can_succeed(task, sheet, contains=affordances().contains)
 
 
 async def evaluation_instructions(data: Path | None) -> list[str]:
-    """Instructions of the official splits other than ``train``; of generated games, which have no end, those
-    of the first in each split.
+    """Instructions of the official splits other than ``train``; of generated games, those of the first 200.
 
     Args:
         data: folder of official games; None: ``ALFWORLD_DATA``, else generated ones.
@@ -72,7 +70,7 @@ async def evaluation_instructions(data: Path | None) -> list[str]:
     from dreamgym.envs.alfworld.task_source import OfficialGames, official_folder
 
     async def never(game: Path, goal: dict[str, Any]) -> None:
-        """Official games are proven already."""
+        """Official games are not solved again."""
 
     folder = data or official_folder()
     if folder is None:
@@ -107,7 +105,7 @@ def _task(family: str, template: str, words: Mapping[str, str]) -> Task:
 
 
 def _classes(family: str, words: Mapping[str, str]) -> dict[str, str] | None:
-    """The benchmark's classes behind the words, if this goal makes sense over them."""
+    """The benchmark's classes of the words; None if the goal is impossible with them."""
     tables = affordances()
     thing = _things().get(_joined(words["obj"]))
     if thing is None and family == "pick_two_obj_and_place":
@@ -130,21 +128,21 @@ def _classes(family: str, words: Mapping[str, str]) -> dict[str, str] | None:
 
 @functools.cache
 def _things() -> Mapping[str, str]:
-    """What can be carried whole, by its lower-case name."""
+    """Objects that can be carried, by lower-case name."""
     held = frozenset[str]().union(*affordances().contains.values())
     return {name.lower(): name for name in sorted(held) if not name.endswith("Sliced")}
 
 
 @functools.cache
 def _stands() -> Mapping[str, str]:
-    """What things are put on or into and that stays where it is, by its lower-case name."""
+    """Receptacles with a fixed place, by lower-case name."""
     tables = affordances()
     return {name.lower(): name for name in tables.contains if name not in tables.holds_things}
 
 
 @functools.cache
 def _patterns(freely: bool) -> tuple[tuple[str, str, re.Pattern[str]], ...]:
-    """(family, template, what it matches) of every wording; `freely` forgives articles and prepositions."""
+    """(family, template, what it matches) of every wording; `freely`: any articles and prepositions."""
     from alfworld.gen import goal_library
 
     return tuple(

@@ -1,7 +1,7 @@
-"""TextWorld in process: games made from a seed, a step in milliseconds, an expert from any state.
+"""TextWorld in process: games generated from a seed, a step in milliseconds, an expert from any state.
 
-The quick real environment, for tests and learning curves. An episode holds no thread, process or file, so any
-number of them run side by side in one event loop.
+The fast real environment, for tests and learning curves. An episode holds no thread, process or file, so many
+run concurrently in one event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.envs.textworld.annotator import TextWorldAnnotator
 from dreamgym.envs.textworld.facts import FURNITURE, PLAYER, ROOMS, facts_for
 from dreamgym.envs.textworld.goals import can_succeed, goal_met
-from dreamgym.envs.textworld.logic_engine import REFUSALS, Playthrough
+from dreamgym.envs.textworld.logic_engine import REFUSALS, GameSession
 from dreamgym.envs.textworld.task_source import (
     NAME,
     SEEDS,
@@ -36,7 +36,7 @@ from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
 class TextWorldOptions(Section):
-    """Which games are played, how hard they are, and how long."""
+    """Options of the TextWorld environment."""
 
     family: Literal["both", "cooking", "treasure"] = Field("both", description="the kind of game")
     ingredients: int = Field(1, ge=1, le=5, description="cooking: how many to find and prepare")
@@ -54,32 +54,32 @@ class TextWorldOptions(Section):
         "own",
         description="cooking: each split has foods of its own (the official ones), or all those of train",
     )
-    games: int | None = Field(None, ge=1, description="how many games a split holds; None for all there are")
+    games: int | None = Field(None, ge=1, description="number of games in a split; none for all")
     horizon: int = Field(
         30, ge=1, description="actions after which an episode is truncated; 60 for many ingredients"
     )
 
 
 class TextWorldEpisode:
-    """One game, played once."""
+    """One episode of a game."""
 
     experts = ("reader", "planner")
-    """The planner knows the recipe of a meal without reading it; the reader looks it up first."""
+    """The planner knows the recipe without reading it; the reader reads it first."""
     finishing = ("prepare meal", "eat meal")
-    """What a clumsy expert tries too early."""
+    """Actions that the policy `clumsy` tries too early."""
 
     def __init__(self, task: Task, *, horizon: int) -> None:
         self.task = task
         self._horizon = horizon
         self._steps = 0
-        self._play: Playthrough | None = None
+        self._play: GameSession | None = None
         self._used = False
 
     async def start(self) -> State:
         if self._used:
             raise EpisodeOverError("start: an episode is used once; make another one of the same task")
         self._used = True
-        self._play = Playthrough(make_game(settings_of(self.task)))
+        self._play = GameSession(make_game(settings_of(self.task)))
         return State(text=self._play.look(), admissible_actions=self._play.actions)
 
     async def step(self, action: str) -> Outcome:
@@ -113,14 +113,14 @@ class TextWorldEpisode:
         self._used = True
         self._play = None
 
-    def _playing(self, wanted: str) -> Playthrough:
+    def _playing(self, wanted: str) -> GameSession:
         if self._play is None:
             raise EpisodeOverError(f"{wanted}: the episode has not started, is over, or is closed")
         return self._play
 
 
 class TextWorldFactory:
-    """Games by seed; the splits have seeds, and in cooking also foods, of their own."""
+    """Games by seed. Splits have disjoint seeds and, in cooking, different foods."""
 
     name = NAME
     splits: tuple[str, ...] = tuple(SEEDS)
@@ -134,7 +134,7 @@ class TextWorldFactory:
             raise UnknownSplitError(split, self.splits, self.name)
         seeds = SEEDS[known][: self._options.games]
         if count is not None and count > len(seeds):
-            raise ConfigError(f"split {split!r} of {NAME!r} holds {len(seeds)} tasks, asked for {count}")
+            raise ConfigError(f"split {split!r} of {NAME!r} has {len(seeds)} tasks, {count} were requested")
         order = random.Random(f"{split}:{seed}").sample(seeds, len(seeds))[:count]
         return _Tasks([self._settings(known, number) for number in order])
 
@@ -162,7 +162,7 @@ class TextWorldFactory:
 
 
 class _Tasks(Sequence[Task]):
-    """Tasks made when asked for: only the game itself knows the instruction of a treasure hunt."""
+    """Tasks generated on access: the instruction of a treasure game needs the game."""
 
     def __init__(self, games: Sequence[GameSettings]) -> None:
         self._games = games
@@ -186,7 +186,7 @@ def open_textworld(options: TextWorldOptions) -> TextWorldFactory:
 
 SPEC = EnvironmentSpec(
     name=NAME,
-    summary="text adventures made on the spot: cook a meal, find a treasure",
+    summary="generated text adventures: cook a meal, find a treasure",
     options=TextWorldOptions,
     open=open_textworld,
     splits=tuple(SEEDS),

@@ -1,7 +1,7 @@
-"""Explains TextWorld transitions from the hidden facts, so that no annotator model is needed.
+"""Annotates TextWorld transitions by rules from the hidden facts, without a language model.
 
-Knows the rules of the kitchen and the hunt: what an action requires, what it changes, and what it means for
-the meal. The notes it writes are what the experience model learns to think before it answers.
+The rules state what an action requires, what it changes, and what it means for the recipe. An experience
+model is fine-tuned to write these notes as its reasoning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dreamgym.envs.textworld.facts import (
     MEAL,
     PLAYER,
     SHUT,
-    House,
+    GameFacts,
     parsed,
     place_of,
     thing_line,
@@ -31,11 +31,11 @@ _OPENING = {
     "unlock": ("locked", "closed"),
     "lock": ("closed", "locked"),
 }
-"""What a door or container is before and after each."""
+"""The state of a door or container before and after each action."""
 
 
 class TextWorldAnnotator:
-    """The programmatic annotator of TextWorld."""
+    """Annotates by rules."""
 
     name = "textworld-rules"
 
@@ -45,7 +45,7 @@ class TextWorldAnnotator:
         facts = set(trajectory.sheet.facts)
         notes = []
         for transition in trajectory.transitions:
-            note = explain(House(facts), transition)
+            note = explain(GameFacts(facts), transition)
             facts.difference_update(note.change.ended)
             facts.update(note.change.begun)
             notes.append(note)
@@ -62,7 +62,7 @@ class TextWorldAnnotator:
         )
 
 
-def explain(house: House, transition: Transition) -> Note:
+def explain(house: GameFacts, transition: Transition) -> Note:
     kind, *names = parsed(transition.action)
     thing, other = (house.named(name) for name in names)
     said: list[str] = []
@@ -73,7 +73,7 @@ def explain(house: House, transition: Transition) -> Note:
     if transition.outcome.next_state.text in REFUSALS:
         return Note(reasoning=". ".join([*said, "not possible"]) + ".")
     if (kind, thing) == ("examine", "cookbook"):
-        # Quoted first: after the long opening of the book, a small model no longer finds what it is about.
+        # Quoted first: after the long start of the cookbook, a small model loses the ingredients.
         said += [wanted_line(house, food) for food in house.recipe]
     said += _goal_check(house, kind, thing, other)
     if transition.outcome.success:
@@ -85,8 +85,8 @@ def explain(house: House, transition: Transition) -> Note:
     )
 
 
-def changes(house: House, kind: str, thing: str, other: str) -> Change:
-    """What an action alters, if nothing stands in its way."""
+def changes(house: GameFacts, kind: str, thing: str, other: str) -> Change:
+    """The change of an action whose conditions are met."""
     carried: Fact = ("in", thing, PLAYER)
     if kind == "go":
         there = next((room for way, room, _ in house.exits(house.room) if way == thing), house.room)
@@ -110,7 +110,7 @@ def changes(house: House, kind: str, thing: str, other: str) -> Change:
     return _prepared(house) if kind == "prepare" else Change()
 
 
-def _prepared(house: House) -> Change:
+def _prepared(house: GameFacts) -> Change:
     meal = (("in", MEAL, PLAYER), ("edible", MEAL), ("raw", MEAL))
     return Change(
         ended=tuple(("in", food, PLAYER) for food in house.recipe),
@@ -118,7 +118,7 @@ def _prepared(house: House) -> Change:
     )
 
 
-def _cooked(house: House, thing: str, made: str) -> Change:
+def _cooked(house: GameFacts, thing: str, made: str) -> Change:
     marks = house.marks[thing]
     if "needs_cooking" in marks:
         return Change(
@@ -132,11 +132,11 @@ def _cooked(house: House, thing: str, made: str) -> Change:
     )
 
 
-def checks(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
-    """What an action requires beside what there is, in order, each with whether it is met.
+def checks(house: GameFacts, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    """The conditions of an action in order, as text with the actual value, each with whether it is met.
 
-    Both sides are written down before the verdict, which `explain` adds: a small model copies well, compares
-    what stands close together, and forgives what it was never made to decide.
+    Both values are written before the verdict, which `explain` adds: small models copy well and compare
+    adjacent values.
     """
     if kind == "unknown":
         yield "no such action", False
@@ -145,7 +145,7 @@ def checks(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[st
     elif kind == "look":
         yield f"player in {house.room}", True
     elif kind == "inventory":
-        # Not how many: a model that is taught to copy numbers never learns to count.
+        # No number: a model that is fine-tuned to copy numbers does not learn to count.
         yield f"player carries {'something' if house.held(PLAYER) else 'nothing'}", True
     elif kind == "prepare":
         yield from _meal(house)
@@ -154,7 +154,7 @@ def checks(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[st
     elif kind in ("take", "examine"):
         yield from _reach(house, thing)
         if house.ways_to(thing) and (kind == "take" or house.recipe):
-            yield f"{thing} is a door", False  # which can only be looked at in the hunt's rules
+            yield f"{thing} is a door", False  # doors can be examined in treasure games only
         elif kind == "take":
             yield from _taking(house, thing, other)
     else:
@@ -162,7 +162,7 @@ def checks(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[st
         yield from _use(house, kind, thing, other)
 
 
-def _way(house: House, way: str) -> Iterator[tuple[str, bool]]:
+def _way(house: GameFacts, way: str) -> Iterator[tuple[str, bool]]:
     found = next((each for each in house.exits(house.room) if each[0] == way), None)
     yield f"{way} of {house.room} is {found[1] if found else 'nothing'}", found is not None
     door = found[2] if found else None
@@ -170,7 +170,7 @@ def _way(house: House, way: str) -> Iterator[tuple[str, bool]]:
         yield _stated(house, door, "open")
 
 
-def _meal(house: House) -> Iterator[tuple[str, bool]]:
+def _meal(house: GameFacts) -> Iterator[tuple[str, bool]]:
     if not house.recipe:
         yield "no recipe", False
         return
@@ -185,7 +185,7 @@ def _meal(house: House) -> Iterator[tuple[str, bool]]:
             told = ""
 
 
-def _opening(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+def _opening(house: GameFacts, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
     yield from _reach(house, thing)
     yield _stated(house, thing, _OPENING[kind][0])
     if other:
@@ -196,15 +196,15 @@ def _opening(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[
         yield f"holds {'something' if house.held(thing) else 'nothing'}", True
 
 
-def _taking(house: House, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+def _taking(house: GameFacts, thing: str, other: str) -> Iterator[tuple[str, bool]]:
     if "fixed" in house.marks[thing]:
         yield f"{thing} is fixed", False
     asked, where = other or house.room, house.place.get(thing, ("at", "nowhere"))[1]
     yield _compared("asked from", asked, where)
 
 
-def _use(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
-    """What is done with a thing in hand."""
+def _use(house: GameFacts, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
+    """Conditions of an action with a carried object."""
     marks, tool = house.marks[thing], house.marks[other]
     if kind in ("eat", "drink"):
         able = "edible" if kind == "eat" else "drinkable"
@@ -227,7 +227,7 @@ def _use(house: House, kind: str, thing: str, other: str) -> Iterator[tuple[str,
             yield f"{other} is {opens[0]}", opens[0] == ("open" if kind == "insert" else "a place")
 
 
-def _reach(house: House, thing: str) -> Iterator[tuple[str, bool]]:
+def _reach(house: GameFacts, thing: str) -> Iterator[tuple[str, bool]]:
     places = [where for _, where in house.chain(thing)]
     if house.ways_to(thing) or not places or places[-1] == PLAYER:
         yield f"{thing} {_place(house, thing)}, player in {house.room}", house.within_reach(thing)
@@ -238,17 +238,17 @@ def _reach(house: House, thing: str) -> Iterator[tuple[str, bool]]:
         yield f"{shut} closed", False
 
 
-def _carried(house: House, thing: str) -> tuple[str, bool]:
-    """All that was told of it first, word for word, which is easy; what follows is then near by."""
+def _carried(house: GameFacts, thing: str) -> tuple[str, bool]:
+    """First the line of the prompt about the object, so that the compared values are adjacent."""
     return _compared(f"{thing_line(house, thing)}; {thing}", _place(house, thing), "carried")
 
 
-def _place(house: House, thing: str) -> str:
-    """Where a thing is, as it is told before the action."""
+def _place(house: GameFacts, thing: str) -> str:
+    """The place of an object, as in the prompt."""
     return place_of(house, thing) or "nowhere"
 
 
-def _stated(house: House, thing: str, needed: str) -> tuple[str, bool]:
+def _stated(house: GameFacts, thing: str, needed: str) -> tuple[str, bool]:
     groups = (
         ("open", "closed", "locked"),
         ("edible", "inedible", "drinkable"),
@@ -260,22 +260,22 @@ def _stated(house: House, thing: str, needed: str) -> tuple[str, bool]:
 
 
 def _compared(lead: str, left: str, right: str) -> tuple[str, bool]:
-    """What is there beside what is needed, so that anybody can see whether they are the same."""
+    """A comparison of the actual with the needed value."""
     return _comparison(lead, left, right), left == right
 
 
 def _comparison(lead: str, left: str, right: str) -> str:
-    """In the form whose verdict is checked when a model thinks so (`experience.comparisons`)."""
+    """The form whose verdict is checked in a model's reasoning (`experience.reply_format`)."""
     return f"{lead}, {left} = {right}"
 
 
-def _made(house: House, thing: str, heater: str) -> str:
+def _made(house: GameFacts, thing: str, heater: str) -> str:
     raw = house.marks[thing] & {"raw", "needs_cooking"}
     return HEATS.get(heater, "nothing") if raw else "burned"
 
 
-def _goal_check(house: House, kind: str, thing: str, other: str) -> Iterator[str]:
-    """What the recipe asks for beside what is made, one small question after the other."""
+def _goal_check(house: GameFacts, kind: str, thing: str, other: str) -> Iterator[str]:
+    """Comparisons of the goal or recipe with the result, one at a time."""
     if kind == "take":
         yield from (
             f"{_comparison(fact[0], fact[1], thing)}: {_yes(fact[1] == thing)}"

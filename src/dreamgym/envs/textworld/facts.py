@@ -1,7 +1,7 @@
-"""Reads the world sheet of a TextWorld game: questions to its facts, and the lines that an action needs.
+"""Lookups in the world sheet of a TextWorld game, and the lines of a prompt that an action needs.
 
-An experience model is told little and near: of a walk the room that it leads to, of a thing where it is and
-in which condition, of a meal what the recipe wants beside what there is.
+A prompt shows few facts, close to the answer: for a move the room that it leads to, for an object its place
+and properties, for a meal the recipe next to the ingredients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dreamgym.types import Fact, WorldSheet
 
 PLAYER, MEAL, KITCHEN = "player", "meal", "kitchen"
 HEATS: Mapping[str, str] = {"stove": "fried", "oven": "roasted", "BBQ": "grilled"}
-"""What becomes of food on each of these."""
+"""The result of cooking with each."""
 CUTS: Mapping[str, str] = {"slice": "sliced", "dice": "diced", "chop": "chopped"}
 SHUT = frozenset({"closed", "locked"})
 ROOMS = frozenset({
@@ -23,8 +23,8 @@ ROOMS = frozenset({
     "shed", "street", "supermarket",
 })  # fmt: skip
 FURNITURE = frozenset({"bed", "bench", "counter", "shelf", "showcase", "sofa", "table", "toilet"})
-"""On which things lie. These and rooms could stand for one another. Ways and foods could, too, but then long
-lists are learnt later, and a dream that shows a wrong way out or a wrong recipe unteaches reading."""
+"""Holds objects. Furniture and rooms are exchangeable names. Directions and foods could be, too, but then
+long lists are learnt later, and a wrong exit or recipe in the dream makes a policy ignore what it reads."""
 OPPOSITE = {"north": "south", "south": "north", "west": "east", "east": "west"}
 
 _ACTIONS = (
@@ -50,14 +50,14 @@ _ACTIONS = (
 _SEEN = ("needs_cooking", "raw", "uncut", "cooked", "edible", "inedible", "drinkable", "sharp", "fixed")
 
 
-class House:
-    """The facts of one moment, arranged for questions."""
+class GameFacts:
+    """An index of the facts of one moment."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
         self.facts = frozenset(facts)
         self.marks: dict[str, set[str]] = defaultdict(set)
         self.place: dict[str, tuple[str, str]] = {}
-        """How and where a thing is: ``("on", "counter")``."""
+        """Relation and place of an object: ``("on", "counter")``."""
         self._held: dict[str, list[str]] = defaultdict(list)
         self._ways: dict[str, dict[str, str]] = defaultdict(dict)
         self._doors: dict[frozenset[str], str] = {}
@@ -80,11 +80,11 @@ class House:
                 case ("link", door, one, other):
                     self._doors[frozenset((one, other))] = door
         self.recipe = {food: recipe[food] - {"as it is"} for food in sorted(recipe)}
-        """What must be made of each food."""
+        """The properties that each food needs."""
         self.room = self.place.get(PLAYER, ("at", "nowhere"))[1]
 
     def named(self, words: str) -> str:
-        """The name as the facts write it; what they do not know stays as it is."""
+        """The spelling in the facts; unknown names stay as they are."""
         return self._names.get(words.lower(), words)
 
     def has(self, *fact: str) -> bool:
@@ -97,7 +97,7 @@ class House:
         return self.place.get(thing) == ("in", PLAYER)
 
     def exits(self, room: str) -> list[tuple[str, str, str | None]]:
-        """(direction, room, door) in the order they are told."""
+        """(direction, room, door), in the order of the text."""
         return [
             (way, there, self._doors.get(frozenset((room, there))))
             for way, there in sorted(self._ways[room].items())
@@ -111,9 +111,9 @@ class House:
         return {room for rooms, known in self._doors.items() if known == door for room in rooms}
 
     def chain(self, thing: str) -> list[tuple[str, str]]:
-        """Where a thing is, where that is, and so on up to a room or the player; nothing for what is nowhere.
+        """The place of an object, the place of that, up to a room or the player; empty if it has none.
 
-        A sheet that a model has muddled may go in circles; then the chain ends.
+        An imagined sheet may contain a cycle, at which the chain ends.
         """
         found: list[tuple[str, str]] = []
         if thing == PLAYER:
@@ -126,7 +126,7 @@ class House:
         return found
 
     def within_reach(self, thing: str) -> bool:
-        """In hand, in this room, or a door of it; not in something shut."""
+        """Carried, in this room or one of its doors, and not in a closed container."""
         if thing in self.doors(self.room):
             return True
         places = [where for _, where in self.chain(thing)]
@@ -137,7 +137,7 @@ class House:
         )
 
     def condition(self, thing: str) -> list[str]:
-        """The marks that one can see, as they are said."""
+        """The visible properties, in the order of the text."""
         marks = self.marks[thing]
         told: list[str] = [mark for mark in ("open", "closed", "locked") if mark in marks]
         told += sorted(marks & CUTTING)
@@ -146,7 +146,7 @@ class House:
 
 
 def parsed(action: str) -> tuple[str, str, str]:
-    """(kind, first name, second name) of an action; ``unknown`` for what is none.
+    """(kind, first name, second name) of an action; ``unknown`` if it is none.
 
     >>> parsed("take red apple from counter"), parsed("dance")
     (('take', 'red apple', 'counter'), ('unknown', '', ''))
@@ -161,8 +161,8 @@ def parsed(action: str) -> tuple[str, str, str]:
 
 
 def facts_for(sheet: WorldSheet, action: str) -> list[str]:
-    """What an experience model is told of a sheet before an action; ``start`` for the first state."""
-    house = House(sheet.facts)
+    """The lines of a prompt about the sheet before an action; ``start`` for the first state."""
+    house = GameFacts(sheet.facts)
     kind, *names = parsed(action)
     lines: list[str] = []
     if kind == "go":
@@ -182,7 +182,7 @@ def facts_for(sheet: WorldSheet, action: str) -> list[str]:
     return [*lines, f"player: in {house.room}"]
 
 
-def _named(house: House, kind: str, names: list[str]) -> Iterator[str]:
+def _named(house: GameFacts, kind: str, names: list[str]) -> Iterator[str]:
     for name in reversed(names):
         yield thing_line(house, name)
         if "fixed" in house.marks[name] and kind in ("open", "examine"):
@@ -199,7 +199,7 @@ def _decides(fact: Fact, names: list[str]) -> bool:
     return fact[0] in ("wins", "loses") or (fact[0] == "match" and len(fact) > 1 and fact[1] in names)
 
 
-def _room(house: House, room: str) -> Iterator[str]:
+def _room(house: GameFacts, room: str) -> Iterator[str]:
     here = house.held(room)
     furniture = [thing for thing in here if "fixed" in house.marks[thing]]
     yield _ways(house, room)
@@ -212,7 +212,7 @@ def _room(house: House, room: str) -> Iterator[str]:
     yield f"{room}: {_list(house, furniture) or 'bare'}"
 
 
-def _ways(house: House, room: str) -> str:
+def _ways(house: GameFacts, room: str) -> str:
     told = []
     for way, there, door in house.exits(room):
         through = f" by {_conditioned(house, door)}" if door is not None else ""
@@ -220,10 +220,10 @@ def _ways(house: House, room: str) -> str:
     return f"ways of {room}: {', '.join(told) or 'none'}"
 
 
-def place_of(house: House, name: str) -> str:
-    """Where a thing is, all the way up to its room; nothing for what is nowhere.
+def place_of(house: GameFacts, name: str) -> str:
+    """The place of an object up to its room; empty if it has none.
 
-    >>> place_of(House([("on", "egg", "table"), ("at", "table", "kitchen")]), "egg")
+    >>> place_of(GameFacts([("on", "egg", "table"), ("at", "table", "kitchen")]), "egg")
     'on table in kitchen'
     """
     rooms = house.ways_to(name)
@@ -235,29 +235,29 @@ def place_of(house: House, name: str) -> str:
     )
 
 
-def thing_line(house: House, name: str) -> str:
+def thing_line(house: GameFacts, name: str) -> str:
     marks = [*house.condition(name), *(mark for mark in _SEEN if mark in house.marks[name])]
     return f"{name}: {', '.join([place_of(house, name) or 'nowhere', *dict.fromkeys(marks)])}"
 
 
-def _shut(house: House, name: str) -> str:
+def _shut(house: GameFacts, name: str) -> str:
     return "closed " if house.marks[name] & SHUT else ""
 
 
-def wanted_line(house: House, food: str) -> str:
+def wanted_line(house: GameFacts, food: str) -> str:
     wanted = house.recipe.get(food)
     if wanted is None:
         return f"recipe {food}: no"
     return f"recipe {food}: {', '.join([*sorted(wanted & CUTTING), *sorted(wanted & COOKING)]) or 'as it is'}"
 
 
-def _listing(house: House, lead: str, holder: str) -> str:
+def _listing(house: GameFacts, lead: str, holder: str) -> str:
     return f"{lead}: {_list(house, house.held(holder)) or 'nothing'}"
 
 
-def _list(house: House, things: Iterable[str]) -> str:
+def _list(house: GameFacts, things: Iterable[str]) -> str:
     return ", ".join(_conditioned(house, thing) for thing in things)
 
 
-def _conditioned(house: House, thing: str) -> str:
+def _conditioned(house: GameFacts, thing: str) -> str:
     return " ".join([*house.condition(thing), thing])

@@ -1,14 +1,14 @@
-"""When a TextWorld game is won, lost or still winnable, read off the facts of its world sheet."""
+"""Whether a TextWorld game is won, lost or can be won, from the facts of its world sheet."""
 
 from __future__ import annotations
 
-from dreamgym.envs.textworld.facts import CUTS, HEATS, KITCHEN, MEAL, PLAYER, House
+from dreamgym.envs.textworld.facts import CUTS, HEATS, KITCHEN, MEAL, PLAYER, GameFacts
 from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING
 from dreamgym.types import Task, WorldSheet
 
 
 def goal_met(task: Task, sheet: WorldSheet) -> bool:
-    """Whether the meal is eaten or, in a treasure hunt, what was asked for is in hand.
+    """Whether the meal is eaten or, in a treasure game, the wanted object is carried.
 
     >>> hunger = Task(id="t", instruction="", environment="textworld")
     >>> goal_met(hunger, WorldSheet(facts=(("consumed", "meal"),)))
@@ -22,19 +22,19 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
 
 
 def lost(sheet: WorldSheet) -> bool:
-    """Whether an ingredient is spoilt, the meal burnt, or the wrong treasure in hand."""
-    house = House(sheet.facts)
+    """Whether an ingredient is spoilt, the meal burnt, or the wrong object carried."""
+    house = GameFacts(sheet.facts)
     if any(house.carried(fact[1]) for fact in house.facts if fact[0] == "loses" and len(fact) > 1):
         return True
     return "burned" in house.marks[MEAL] or any(
         spoilt(house, food)
         for food in house.recipe
-        if "used" not in house.marks[food]  # it is in the meal, as it should be
+        if "used" not in house.marks[food]  # part of the meal
     )
 
 
-def spoilt(house: House, food: str) -> bool:
-    """Whether a food can no longer become what the recipe wants of it."""
+def spoilt(house: GameFacts, food: str) -> bool:
+    """Whether a food can no longer be prepared as in the recipe."""
     marks = house.marks[food]
     made = marks & (COOKING | CUTTING)
     return bool(marks & {"burned", "consumed"} or made - house.recipe[food])
@@ -42,7 +42,7 @@ def spoilt(house: House, food: str) -> bool:
 
 def can_succeed(task: Task, sheet: WorldSheet) -> bool:
     """Whether the game can be won from these facts on, and is not won yet."""
-    house = House(sheet.facts)
+    house = GameFacts(sheet.facts)
     if goal_met(task, sheet) or lost(sheet):
         return False
     rooms = _rooms_in_reach(house)
@@ -56,7 +56,7 @@ def can_succeed(task: Task, sheet: WorldSheet) -> bool:
     )
 
 
-def _can_be_made(house: House, food: str, rooms: set[str]) -> bool:
+def _can_be_made(house: GameFacts, food: str, rooms: set[str]) -> bool:
     if not _in_reach(house, food, rooms):
         return False
     marks = house.marks[food]
@@ -70,8 +70,8 @@ def _can_be_made(house: House, food: str, rooms: set[str]) -> bool:
     return heats and all(sharp and "uncut" in marks for _ in missing & set(CUTS.values()))
 
 
-def _in_reach(house: House, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()) -> bool:
-    """`opening`: what is being unlocked for it already; a key inside its own chest is out of reach."""
+def _in_reach(house: GameFacts, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()) -> bool:
+    """`opening`: objects on the way; a key inside its own chest is out of reach."""
     chain = [where for _, where in house.chain(thing)]
     if not chain or chain[-1] not in rooms | {PLAYER}:
         return False
@@ -82,13 +82,15 @@ def _in_reach(house: House, thing: str, rooms: set[str], opening: frozenset[str]
     )
 
 
-def _can_be_opened(house: House, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()) -> bool:
+def _can_be_opened(
+    house: GameFacts, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()
+) -> bool:
     keys = [fact[1] for fact in house.facts if fact[0] == "match" and fact[2:3] == (thing,)]
     return any(_in_reach(house, key, rooms, opening | {thing}) for key in keys)
 
 
-def _rooms_in_reach(house: House) -> set[str]:
-    """Where the player can get to; a locked door opens once its key is in reach."""
+def _rooms_in_reach(house: GameFacts) -> set[str]:
+    """Rooms that the player can reach; a locked door opens if its key is in reach."""
     found, grown = {house.room}, True
     while grown:
         grown = False

@@ -1,30 +1,30 @@
-"""Plays one TextWorld game by its logic: which actions there are, what they do, who has won.
+"""Plays a TextWorld game with TextWorld's logic: admissible actions, their effects, win and loss.
 
-The engine's rules move the facts; here they are reached by the words of an action. Where the rules are laxer
-than the compiled game (a meal could be prepared from raw ingredients, which would spoil it for good), the
-compiled game's answer is given.
+TextWorld's rules change the facts; this module maps action texts to rules. Where the rules allow more than
+the compiled game (a meal from raw ingredients, which makes the game unwinnable), the compiled game's reply is
+used.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from dreamgym.envs.textworld.facts import PLAYER, SHUT, House
-from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING, Scene, facts_told
+from dreamgym.envs.textworld.facts import PLAYER, SHUT, GameFacts
+from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING, SceneRenderer, named_facts
 from dreamgym.types import Fact
 
 INVALID = "Invalid command."
-"""The engine's own answer to what it does not understand."""
+"""TextWorld's reply to an unknown command."""
 _ELSEWHERE = "Can only prepare meal in the kitchen."
 _MISSING = "You still miss something."
 _UNREADY = {"cooked": "Something still needs to be cooked.", "cut": "Something still needs to be cut."}
 REFUSALS = (INVALID, _ELSEWHERE, _MISSING, *_UNREADY.values())
-"""Every answer to an action that does nothing."""
+"""Every reply to an action without effect."""
 _COOKBOOK = "cookbook"
 _READ = f"examine {_COOKBOOK}"
 
 
-class Playthrough:
+class GameSession:
     """A game in progress."""
 
     def __init__(self, game: Any) -> None:
@@ -33,7 +33,7 @@ class Playthrough:
         self._game = game
         self._names = {key: info.name for key, info in game.infos.items()}
         self._named = {key: f"the {name}" for key, name in self._names.items()}
-        # Tracking the quests means to plan ahead after every action; `expert_action` turns it on when asked.
+        # Tracking quests plans after every action; `expert_action` turns it on at its first use.
         self._progress = GameProgression(game, track_quests=False)
         self._done: list[Any] = []
         self._open_quests = list(game.quests)
@@ -47,15 +47,15 @@ class Playthrough:
 
     @property
     def facts(self) -> list[Fact]:
-        """What is true now, by the names an agent knows."""
-        return facts_told(self._game.infos, self._progress.state.facts)
+        """The current facts, with the names in the texts."""
+        return named_facts(self._game.infos, self._progress.state.facts)
 
     def look(self) -> str:
         seen = self._scene.look()
         return f"{seen} {self._scene.inventory()}" if self._scene.held_by("I") else seen
 
     def act(self, action: str) -> str:
-        """What is seen after the action; any string will do."""
+        """The text after an action, which may be any string."""
         wanted = " ".join(action.lower().split())
         if wanted not in self._meanings:
             return (self._why_no_meal() if wanted == "prepare meal" else None) or INVALID
@@ -70,18 +70,18 @@ class Playthrough:
         self._progress.update(meaning)
         self._done.append(meaning)
         self._observe()
-        self._judge()
+        self._check_quests()
         ending = " You have lost." if self.lost else " You have won!" if self.won else ""
-        return self._tell(meaning) + ending
+        return self._render(meaning) + ending
 
     def reader_action(self) -> str:
-        """The planner's action, once the recipe is read: an agent could not know it otherwise."""
+        """Reads the recipe first, as an agent has to; then the planner's action."""
         if not self._scene.recipe or self._has_read:
             return self.expert_action()
-        return _READ if _READ in self._meanings else _way_to(_COOKBOOK, House(self.facts))
+        return _READ if _READ in self._meanings else _way_to(_COOKBOOK, GameFacts(self.facts))
 
     def expert_action(self) -> str:
-        """The first action of the engine's plan from here; "look" where nothing can be won any more."""
+        """The first action of TextWorld's plan; "look" if the game cannot be won any more."""
         from textworld.generator.game import GameProgression
 
         if not self._progress.tracking_quests:
@@ -92,21 +92,21 @@ class Playthrough:
         return str(plan[0].format_command(self._names)) if plan else "look"
 
     def _observe(self) -> None:
-        self._scene = Scene(self._game.infos, self._progress.state.facts)
+        self._scene = SceneRenderer(self._game.infos, self._progress.state.facts)
         meal = None if self._why_no_meal() else f"make/recipe/{len(self._scene.recipe)}"
         self._meanings: dict[str, tuple[str, Any]] = {}
-        """The action as it is written and as the engine knows it, by its letters in lower case."""
-        # Of two rules for one command the one that asks for more is meant, as in the compiled game.
+        """(command, TextWorld action) by the command in lower case."""
+        # Of two rules for one command the one with more preconditions wins, as in the compiled game.
         for action in sorted(self._progress.valid_actions, key=lambda action: len(action.preconditions)):
             if not action.name.startswith("make/recipe/") or action.name == meal:
                 command = action.format_command(self._names)
                 self._meanings[command.lower()] = command, action
-        for thing in self._scene.held_by("I"):  # the engine's own rule for this has a slip and never applies
+        for thing in self._scene.held_by("I"):  # TextWorld's rule for this has a bug and never applies
             command = f"examine {self._names[thing]}"
             self._meanings[command.lower()] = command, None
 
     def _why_no_meal(self) -> str | None:
-        """What the compiled game answers while the meal cannot be prepared."""
+        """The compiled game's reply while the meal cannot be prepared; None if it can."""
         scene = self._scene
         if not scene.recipe:
             return INVALID
@@ -120,8 +120,8 @@ class Playthrough:
                     return _UNREADY[needed]
         return None
 
-    def _judge(self) -> None:
-        """Won when every quest is done, lost when one fails; a quest once done cannot fail any more."""
+    def _check_quests(self) -> None:
+        """Won when every quest is done, lost when one fails; a finished quest cannot fail."""
         state = self._progress.state
         self.lost = any(
             event.is_triggering(state) for quest in self._open_quests for event in quest.fail_events
@@ -129,7 +129,7 @@ class Playthrough:
         self._open_quests = [quest for quest in self._open_quests if not quest.is_winning(state)]
         self.won = not self.lost and not any(quest.win_events for quest in self._open_quests)
 
-    def _tell(self, action: Any) -> str:
+    def _render(self, action: Any) -> str:
         kind = action.name
         if kind.startswith("go/"):
             return self._scene.look()
@@ -144,8 +144,8 @@ class Playthrough:
         return told
 
 
-def _way_to(thing: str, house: House) -> str:
-    """The first action on the shortest way to where a thing can be seen; "look" where none leads there."""
+def _way_to(thing: str, house: GameFacts) -> str:
+    """The first action on the shortest path to where an object is visible; "look" if there is none."""
     chain = [where for _, where in house.chain(thing)]
     ways: dict[str, tuple[str, str | None] | None] = {house.room: None}
     rooms = [house.room]

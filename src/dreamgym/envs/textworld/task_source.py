@@ -1,9 +1,8 @@
-"""Makes TextWorld games from a seed: cooking a meal, hunting a treasure.
+"""Generates TextWorld games from a seed: cook a meal, or find a treasure.
 
-The games are those of TextWorld's own generators (what ``tw-make tw-cooking --seed N`` makes), in memory. Two
-things are lent to the generators, which change nothing about a game and make it 10 to 30 times faster to
-make: a knowledge base that is parsed once, and a way to follow a walkthrough without compiling the game
-(`docs/decisions/0003-textworld-in-process.md`).
+TextWorld's own generators make the games (as ``tw-make tw-cooking --seed N``), in memory. Two substitutes
+make them 10 to 30 times faster without changing a game: a knowledge base that is parsed once, and following a
+walkthrough without compiling the game (`docs/decisions/0003-textworld-in-process.md`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dreamgym.config import Section
-from dreamgym.envs.textworld.text_rendering import facts_told
+from dreamgym.envs.textworld.text_rendering import named_facts
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.types import Fact, FailureKind, JsonValue, Task
 
@@ -33,14 +32,14 @@ SEEDS: dict[Split, range] = {
 """The seeds of each split; no game is in two of them."""
 
 _NEXT_TRY = 1_000_000
-"""A seed whose map permits no quest is replaced by seed + this, which lies in no split's range."""
+"""A seed whose map has no quest is replaced by seed + this, which is in no split."""
 _TRIES = 30
 
 _GAMES_KEPT = 128
-"""At about 0.2 MB a game."""
+"""Of about 0.2 MB each."""
 
-# A map is a grid, where a room cannot have five exits nor two rooms in one direction. Checking that again for
-# every action of a quest took nine tenths of the time to make a treasure game.
+# Constraints that hold on every grid map. Checking them for each action of a quest took 90% of the time to
+# generate a treasure game.
 _TRUE_ON_A_GRID = ("dr", "link", "nav_", "too_many_doors")
 
 
@@ -67,7 +66,7 @@ class CookingGame(Section):
 
 
 class TreasureGame(Section):
-    """Find one thing in a house of many rooms and take it, and not the other one."""
+    """Find one object in a house of many rooms and take it, not the other one."""
 
     family: Literal["treasure"] = "treasure"
     split: Split
@@ -87,7 +86,7 @@ _SETTINGS: TypeAdapter[GameSettings] = TypeAdapter(
 
 
 def task_of(settings: GameSettings) -> Task:
-    """The task of a game; makes the game, where only that tells what is to be done."""
+    """The task of a game. The instruction of a treasure game needs the game itself."""
     parameters: dict[str, JsonValue] = settings.model_dump(mode="json")
     return Task(
         id=settings.id,
@@ -100,7 +99,11 @@ def task_of(settings: GameSettings) -> Task:
 
 
 def settings_of(task: Task) -> GameSettings:
-    """The game that a task names; a task from elsewhere may name none."""
+    """The settings of a task's game.
+
+    Raises:
+        EpisodeFailedError: the task is not of this environment.
+    """
     try:
         return _SETTINGS.validate_python(dict(task.parameters))
     except ValidationError as error:
@@ -120,14 +123,14 @@ def instruction_of(settings: GameSettings) -> str:
             "Once done, enjoy your meal!"
         )
     wanted, _ = _treasures(make_game(settings))
-    # TextWorld's own objective spells out the way there, which leaves nothing to search for.
+    # TextWorld's own objective lists every step.
     return f"Find the {wanted} and take it. Taking the wrong thing loses the game."
 
 
 def hidden_facts(settings: GameSettings) -> tuple[Fact, ...]:
-    """What is true at the start of a game, and what wins and loses it where the instruction does not say."""
+    """The facts at the start of a game, and those that win and lose a treasure game."""
     game = make_game(settings)
-    facts = facts_told(game.infos, game.world.state.facts)
+    facts = named_facts(game.infos, game.world.state.facts)
     if isinstance(settings, TreasureGame):
         wanted, wrong = _treasures(game)
         facts += [("wins", wanted), ("loses", wrong)]
@@ -135,7 +138,7 @@ def hidden_facts(settings: GameSettings) -> tuple[Fact, ...]:
 
 
 def _treasures(game: Any) -> tuple[str, str]:
-    """What to take and what not to take in a treasure game."""
+    """The objects that win and lose a treasure game."""
     quest = game.quests[0]
     conditions = (quest.win_events[0].condition, quest.fail_events[0].condition)
     wanted, wrong = (
@@ -179,10 +182,7 @@ def _cooking_arguments(settings: CookingGame) -> dict[str, Any]:
 
 @functools.cache
 def _generators() -> SimpleNamespace:
-    """TextWorld's generators, bound to a namespace that has our maker and knowledge instead of its own.
-
-    The engine itself stays as it is: only these copies of its two `make` functions see the substitutes.
-    """
+    """TextWorld's generators, bound to a namespace with both substitutes; TextWorld is not patched."""
     import textworld
     from textworld.challenges.tw_cooking import cooking
     from textworld.challenges.tw_treasure_hunter import treasure_hunter
@@ -210,8 +210,8 @@ def _generators() -> SimpleNamespace:
 def _knowledge(logic_folder: str, grammar_folder: str, drop: tuple[str, ...] = ()) -> Any:
     """Rules and grammar, parsed once and shared by all games.
 
-    The files are read in the order of their names: the engine takes the order of the directory, which may
-    differ from machine to machine, and with it the game that a seed gives.
+    Files are read in the order of their names. TextWorld reads them in directory order, so that a seed could
+    give another game on another machine.
     """
     from textworld.generator.data import KnowledgeBase
     from textworld.logic import GameLogic
@@ -226,7 +226,7 @@ def _knowledge(logic_folder: str, grammar_folder: str, drop: tuple[str, ...] = (
 
 @functools.cache
 def _quick_maker() -> type:
-    """TextWorld's `GameMaker`, following a walkthrough by the game's logic instead of compiling it."""
+    """TextWorld's `GameMaker`; follows a walkthrough with the game's logic instead of compiling it."""
     from textworld import GameMaker
     from textworld.generator.game import GameProgression
 
@@ -240,8 +240,8 @@ def _quick_maker() -> type:
             for position, command in enumerate(commands, start=1):
                 meant = [a for a in progress.valid_actions if a.format_command(names) == command]
                 if not meant:
-                    continue  # opening what an earlier command has opened
-                # "prepare meal" is one command for five rules; the one that uses most is meant.
+                    continue  # already open
+                # "prepare meal" stands for five rules: the one with most preconditions wins.
                 actions.append(max(meant, key=lambda action: len(action.preconditions)))
                 waiting = [event for event in awaited if not event.triggered]
                 progress.update(actions[-1])

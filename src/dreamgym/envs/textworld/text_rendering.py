@@ -1,8 +1,8 @@
-"""Puts a TextWorld game into words: what the agent sees, and the hidden facts of the world sheet.
+"""Renders a TextWorld game as text: what the agent sees, and the hidden facts of the world sheet.
 
-TextWorld words only games it has compiled; in memory it gives facts and nothing else. So the words here are
-ours, plain and always the same for the same facts: the embroidery of the compiled games ("Oh wow! Is that
-what I think it is?") is drawn at random per game, which no experience model could predict.
+TextWorld renders only compiled games; in memory it provides facts. The texts here depend only on the facts.
+Those of compiled games ("Oh wow! Is that what I think it is?") are sampled for each game, so that no
+experience model can predict them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ COOKING = frozenset({"fried", "roasted", "grilled"})
 CUTTING = frozenset({"chopped", "sliced", "diced"})
 
 _DIRECTIONS = {"north_of": ("north", "south"), "west_of": ("west", "east")}
-"""A relation of two rooms, and the ways from the second to the first and back."""
+"""A relation of two rooms, and the directions from the second to the first and back."""
 _HEATING = ("oven", "stove", "toaster")
 _OPENNESS = ("open", "closed", "locked")
-# The other half of a pair, what follows from a door's state, marks that no rule reads, the recipe's insides.
 _SAME = {"eaten": "consumed"}
-"""Words of the hunt's rules for what the kitchen's call otherwise."""
-_UNTOLD = {"south_of", "east_of", "free", "cookable", "cuttable", "base", "out", "cooking_location"}
+"""Predicates of treasure games under the names that cooking games use."""
+# Inverse relations, consequences of a door's state, predicates that no rule reads, internals of the recipe.
+_OMITTED = {"south_of", "east_of", "free", "cookable", "cuttable", "base", "out", "cooking_location"}
 
 
-class Scene:
-    """The facts of one moment, arranged for telling."""
+class SceneRenderer:
+    """Renders the facts of one moment."""
 
     def __init__(self, infos: Any, facts: Iterable[Any]) -> None:
         self._infos = infos
@@ -37,7 +37,7 @@ class Scene:
         self._exits: dict[str, str] = {}
         self._doors: dict[str, str] = {}
         self.recipe: list[tuple[str, str]] = []
-        """(food, ingredient): the ingredient is marked the way the food must be."""
+        """(food, ingredient): the food needs the properties of the ingredient."""
         between_rooms = []
         for fact in facts:
             ids = [argument.name for argument in fact.arguments]
@@ -93,7 +93,7 @@ class Scene:
         return " ".join(told)
 
     def contents(self, thing: str) -> str | None:
-        """What lies on or in a thing, as far as one can see."""
+        """The visible contents of an object."""
         held = self.held_by(thing)
         if not held or self.marks[thing] & {"closed", "locked"}:
             return None
@@ -101,10 +101,10 @@ class Scene:
         return _there_is(place, held, self._list(held))
 
     def condition(self, thing: str) -> list[str]:
-        """The marks of a thing that one can see, in the order they are said."""
+        """The visible properties of an object, in the order of the text."""
         marks = self.marks[thing]
         told = [*(mark for mark in _OPENNESS if mark in marks), *(marks & CUTTING)]
-        # Like the compiled game, which calls raw only what cannot be eaten so.
+        # As in the compiled game, which calls raw only what is inedible raw.
         heated = marks & {"burned"} or marks & COOKING or ({"raw"} if "needs_cooking" in marks else set())
         return [*told, *heated]
 
@@ -132,16 +132,16 @@ class Scene:
         return self._infos[thing].type in ("c", "s", *_HEATING)  # containers and supporters
 
 
-def facts_told(infos: Any, facts: Iterable[Any]) -> list[Fact]:
-    """The engine's facts by the names an agent knows, without what is redundant or of no effect."""
-    scene = Scene(infos, facts := list(facts))
+def named_facts(infos: Any, facts: Iterable[Any]) -> list[Fact]:
+    """TextWorld's facts with the names in the texts, without redundant ones."""
+    scene = SceneRenderer(infos, facts := list(facts))
     unseen = {ingredient for _, ingredient in scene.recipe} | {
         key for key in infos if infos[key].type == "meal" and not scene.marks[key] & {"raw", "cooked"}
     }
     told: set[Fact] = set()
     for fact in facts:
         ids = [argument.name for argument in fact.arguments]
-        if fact.name in _UNTOLD or fact.name.startswith("ingredient_") or unseen & set(ids):
+        if fact.name in _OMITTED or fact.name.startswith("ingredient_") or unseen & set(ids):
             continue
         if fact.name == "link":
             ids = [ids[1], *sorted((ids[0], ids[2]))]
