@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 from collections.abc import Mapping
@@ -219,7 +220,9 @@ def _proxy_for(url: str) -> str | None:
 
 def _connect_problem(error: Any) -> str:
     cause = getattr(error, "os_error", None)
-    reason = getattr(cause, "strerror", None) or type(cause or error).__name__
+    number = getattr(cause, "errno", None) or 0
+    reason = os.strerror(number) if number > 0 else getattr(cause, "strerror", None)
+    reason = reason or type(cause or error).__name__
     return f"connection failed: {reason}"
 
 

@@ -63,7 +63,8 @@ async def test_a_server_that_was_never_there_fails_all_requests_soon_and_says_wh
     assert all(isinstance(problem, EndpointError) for problem in problems)
     assert str(problems[0]) == (
         "expected a completion by 'm' from endpoint 'x', got no connection to "
-        f"{url}/v1 in 2 s (start_seconds); start the server, or check the url"
+        f"{url}/v1 in 2 s (start_seconds): connection failed: Connection refused; "
+        "start the server, or check the url"
     )
     began = clock()
     with pytest.raises(EndpointError, match="no connection"):

@@ -12,7 +12,6 @@ from typing import Any
 
 from dreamgym.config import EndpointConfig
 from dreamgym.errors import BudgetSpentError, EndpointError, EpisodeFailedError
-from dreamgym.http_client import RequestFailedError
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.types import Completion, CompletionRequest, JsonValue
 
@@ -88,12 +87,8 @@ async def check_endpoint(
 
 
 async def _reachable(endpoint: Endpoint, settings: EndpointConfig) -> tuple[bool | None, str]:
-    try:
-        up = await endpoint.is_up()
-    except RequestFailedError as error:
-        return False, str(error)
-    if not up:
-        return False, f"no reply from {endpoint.url}"
+    if (problem := await endpoint.probe()) is not None:
+        return False, f"no reply from {endpoint.url}: {problem}"
     listed = await endpoint.models()
     cards = [card for card in _cards(listed) if card.get("id") == settings.model]
     detail = endpoint.url

@@ -62,7 +62,8 @@ class Endpoint:
         """Whether the server has ever sent a reply."""
         self._first_contact = asyncio.Lock()
         self._contact_deadline: float | None = None
-        self._probed = False
+        self._problem: RequestFailedError | None = None
+        """Of the last probe."""
         self._closed = False
 
     async def complete(self, request: CompletionRequest, *, role: str) -> Completion:
@@ -101,22 +102,16 @@ class Endpoint:
         except RequestFailedError as problem:
             raise self._final_error(problem, _RequestState()) from None
 
-    async def is_up(self) -> bool:
-        """Whether a server answers at all: any status but a server error counts.
-
-        Raises:
-            RequestFailedError: the server can never be used, because of its TLS certificate, for example.
-        """
+    async def probe(self) -> RequestFailedError | None:
+        """The reason why the server does not answer; None if it does, with any status but a server error."""
         try:
             status, _ = await self._http.get(
                 f"{self.url}/models", key=_api_key(self.settings), seconds=_PROBE_SECONDS
             )
         except RequestFailedError as error:
-            if error.fatal:
-                raise
-            return False
+            return error
         self._contacted = True
-        return status < 500
+        return None if status < 500 else RequestFailedError(FailureKind.SERVER_DOWN, f"status {status}")
 
     async def models(self) -> Any:
         """The reply of ``GET /models``, or None."""
@@ -248,15 +243,17 @@ class Endpoint:
         async with self._first_contact:
             while not self._contacted:
                 left = self._contact_deadline - clock()
-                if left > 0 or not self._probed:  # later requests fail at once by their own connection
-                    self._probed = True
-                    if await self.is_up() or self._contacted:
+                if left > 0 or self._problem is None:  # later requests fail by their own connection
+                    self._problem = await self.probe()
+                    if self._problem is None or self._contacted:
                         return
+                    if self._problem.fatal:
+                        raise self._problem
                 if left <= 0:
                     raise RequestFailedError(
                         FailureKind.SERVER_DOWN,
-                        f"no connection to {self.url} in {self.settings.start_seconds:g} s (start_seconds); "
-                        "start the server, or check the url",
+                        f"no connection to {self.url} in {self.settings.start_seconds:g} s (start_seconds): "
+                        f"{self._problem}; start the server, or check the url",
                         retry=False,
                         fatal=True,
                     )
