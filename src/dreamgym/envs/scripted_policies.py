@@ -295,7 +295,7 @@ def _destinations(actions: Sequence[str]) -> set[str]:
 
 
 def _wrong_word(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
-    """`_wrong_action` where names have no numbers to tell them by: one word, the verb apart, is exchanged."""
+    """`_wrong_action` for names without numbers: replaces one word other than the verb."""
     now = set(state.admissible_actions or ())
     known = sorted(now.union(*(past.state.admissible_actions or () for past in history)))
     by_verb: dict[str, list[list[str]]] = {}

@@ -185,7 +185,7 @@ async def episodes_are_independent(subject: Subject) -> str:
                     await act(neighbour, next(noise))
 
             await subject.replay(record, pause=disturb)
-    return f"{len(records)} episodes, each beside one of the same task that was told nonsense"
+    return f"{len(records)} episodes, each next to one of the same task with nonsense actions"
 
 
 async def admissible_actions_work(subject: Subject) -> str:
@@ -202,7 +202,7 @@ async def admissible_actions_work(subject: Subject) -> str:
             await begin(environment)
             if (await act(environment, action)).next_state.text == refusal:
                 refused.append(action)
-    # Some worlds answer an action without effect as they answer nonsense; most of theirs must have one.
+    # Some environments answer an action without effect like nonsense; most actions must have one.
     if 2 * len(refused) > len(tried):
         raise CheckFailed(
             f"{len(refused)} of {len(tried)} answered like nonsense ({shown(refusal)}): {refused}"

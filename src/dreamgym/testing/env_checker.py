@@ -90,29 +90,29 @@ async def check_environment(
     """
     own = not is_factory(environment)
     factory = make(environment, **(options or {})) if own else cast(EnvironmentFactory, environment)
-    tell = report or (lambda check: None)
+    notify = report or (lambda check: None)
     checks = []
     try:
         subject = Subject(
             factory, split=split or factory.splits[0], episodes=episodes, concurrency=concurrency
         )
-        for name, promise in CHECKS.items():
-            checks.append(await _judged(name, promise, subject, tell))
+        for name, function in CHECKS.items():
+            checks.append(await _run_check(name, function, subject, notify))
     finally:
         if own:
             await factory.aclose()
     return CheckReport(environment=factory.name, checks=tuple(checks))
 
 
-async def _judged(
-    name: str, promise: CheckFunction, subject: Subject, tell: Callable[[Check], None]
+async def _run_check(
+    name: str, function: CheckFunction, subject: Subject, notify: Callable[[Check], None]
 ) -> Check:
-    subject.say = lambda detail: tell(Check(name=name, status="running", detail=detail))
+    subject.say = lambda detail: notify(Check(name=name, status="running", detail=detail))
     subject.say("")
     started = time.perf_counter()
     status: Literal["pass", "fail", "skip"] = "pass"
     try:
-        detail = await promise(subject)
+        detail = await function(subject)
     except CheckSkipped as reason:
         status, detail = "skip", str(reason)
     except CheckFailed as finding:
@@ -120,5 +120,5 @@ async def _judged(
     except Exception as error:
         status, detail = "fail", f"raised {type(error).__name__}: {error}"
     check = Check(name=name, status=status, detail=detail, seconds=round(time.perf_counter() - started, 3))
-    tell(check)
+    notify(check)
     return check

@@ -30,7 +30,7 @@ class ResourceUsage:
 
 
 async def leaks_nothing(subject: Subject) -> str:
-    """Usage at the end against usage after warm-up: at most 10% more memory, and 10% or 3 more of the others."""
+    """Compares usage at the end with usage after warm-up: at most 10% more (of countable resources: or 3)."""
     tasks = await subject.tasks()
     played = 0
     weights: list[ResourceUsage] = []
@@ -49,7 +49,9 @@ async def leaks_nothing(subject: Subject) -> str:
     if grown:
         raise CheckFailed(f"over {played} episodes, {', '.join(grown)}")
     if len(weights) < 3:
-        raise CheckSkipped(f"{played} episodes are too few to tell: use at least {3 * subject.concurrency}")
+        raise CheckSkipped(
+            f"{played} episodes are too few for this check: use at least {3 * subject.concurrency}"
+        )
     return (
         f"{played} episodes, {warm.megabytes:.0f} MB after warming up and {last.megabytes:.0f} MB at the end"
     )

@@ -177,12 +177,12 @@ def _meal(house: GameFacts) -> Iterator[tuple[str, bool]]:
     yield _compared("needs", KITCHEN, house.room)
     for food in house.recipe:
         yield _carried(house, food)
-        told = f"{wanted_line(house, food)}; "
+        quote = f"{wanted_line(house, food)}; "
         for name, group, none in (("cooking", COOKING, "raw"), ("cutting", CUTTING, "uncut")):
             asked = " and ".join(sorted(house.recipe[food] & group)) or none
             there = " and ".join(sorted(house.marks[food] & group)) or none
-            yield _compared(f"{told}{name}", there, asked)
-            told = ""
+            yield _compared(f"{quote}{name}", there, asked)
+            quote = ""
 
 
 def _opening(house: GameFacts, kind: str, thing: str, other: str) -> Iterator[tuple[str, bool]]:
@@ -255,8 +255,8 @@ def _stated(house: GameFacts, thing: str, needed: str) -> tuple[str, bool]:
         ("uncut", *sorted(CUTTING)),
     )
     asked = next(group for group in groups if needed in group)
-    told = [mark for mark in asked if mark in house.marks[thing]]
-    return _compared(f"{thing} is", " and ".join(told) or "neither", needed)
+    actual = [mark for mark in asked if mark in house.marks[thing]]
+    return _compared(f"{thing} is", " and ".join(actual) or "neither", needed)
 
 
 def _compared(lead: str, left: str, right: str) -> tuple[str, bool]:

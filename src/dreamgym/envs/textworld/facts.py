@@ -139,10 +139,10 @@ class GameFacts:
     def condition(self, thing: str) -> list[str]:
         """The visible properties, in the order of the text."""
         marks = self.marks[thing]
-        told: list[str] = [mark for mark in ("open", "closed", "locked") if mark in marks]
-        told += sorted(marks & CUTTING)
+        parts: list[str] = [mark for mark in ("open", "closed", "locked") if mark in marks]
+        parts += sorted(marks & CUTTING)
         heated = marks & {"burned"} or marks & COOKING or ({"raw"} if "needs_cooking" in marks else set())
-        return told + sorted(heated)
+        return parts + sorted(heated)
 
 
 def parsed(action: str) -> tuple[str, str, str]:
@@ -213,11 +213,11 @@ def _room(house: GameFacts, room: str) -> Iterator[str]:
 
 
 def _ways(house: GameFacts, room: str) -> str:
-    told = []
+    parts = []
     for way, there, door in house.exits(room):
         through = f" by {_conditioned(house, door)}" if door is not None else ""
-        told.append(f"{way} {there}{through}")
-    return f"ways of {room}: {', '.join(told) or 'none'}"
+        parts.append(f"{way} {there}{through}")
+    return f"ways of {room}: {', '.join(parts) or 'none'}"
 
 
 def place_of(house: GameFacts, name: str) -> str:

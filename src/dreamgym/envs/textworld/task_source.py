@@ -195,8 +195,8 @@ def _generators() -> SimpleNamespace:
         return _knowledge(logic_path, grammar_path)
 
     knowledge = SimpleNamespace(load=load_knowledge)
-    engine = SimpleNamespace(GameMaker=_quick_maker(), generator=textworld.generator)
-    cooking_names = {**vars(cooking), "KnowledgeBase": knowledge, "textworld": engine}
+    substitute = SimpleNamespace(GameMaker=_quick_maker(), generator=textworld.generator)
+    cooking_names = {**vars(cooking), "KnowledgeBase": knowledge, "textworld": substitute}
     hunt_names = {**vars(treasure_hunter), "KnowledgeBase": knowledge}
     return SimpleNamespace(
         cooking=FunctionType(cooking.make.__code__, cooking_names),

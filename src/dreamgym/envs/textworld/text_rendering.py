@@ -73,7 +73,7 @@ class SceneRenderer:
         sentences = [f"You are in the {self.name(self.room)}."]
         if furniture:
             sentences.append(f"You see {self._list(furniture)}.")
-        sentences += [told for thing in furniture if (told := self.contents(thing))]
+        sentences += [text for thing in furniture if (text := self.contents(thing))]
         if floor:
             sentences.append(_there_is("On the floor", floor, self._list(floor)))
         return " ".join(sentences + self._ways())
@@ -85,12 +85,12 @@ class SceneRenderer:
         thing, info = next((key, info) for key, info in self._infos.items() if info.name == name)
         if name == "cookbook":
             return "\n".join(line.strip() for line in info.desc.splitlines() if line.strip(" -"))
-        told = [f"You see {self._list([thing])}."]
+        parts = [f"You see {self._list([thing])}."]
         if info.type in _HEATING:
-            told.append(info.desc)  # what it is good for
+            parts.append(info.desc)  # what it is good for
         if self.is_fixed(thing) and not self.marks[thing] & {"closed", "locked"}:
-            told.append(self.contents(thing) or "It is empty.")
-        return " ".join(told)
+            parts.append(self.contents(thing) or "It is empty.")
+        return " ".join(parts)
 
     def contents(self, thing: str) -> str | None:
         """The visible contents of an object."""
@@ -103,10 +103,10 @@ class SceneRenderer:
     def condition(self, thing: str) -> list[str]:
         """The visible properties of an object, in the order of the text."""
         marks = self.marks[thing]
-        told = [*(mark for mark in _OPENNESS if mark in marks), *(marks & CUTTING)]
+        parts = [*(mark for mark in _OPENNESS if mark in marks), *(marks & CUTTING)]
         # As in the compiled game, which calls raw only what is inedible raw.
         heated = marks & {"burned"} or marks & COOKING or ({"raw"} if "needs_cooking" in marks else set())
-        return [*told, *heated]
+        return [*parts, *heated]
 
     def _ways(self) -> list[str]:
         sentences, free = [], []
@@ -138,7 +138,7 @@ def named_facts(infos: Any, facts: Iterable[Any]) -> list[Fact]:
     unseen = {ingredient for _, ingredient in scene.recipe} | {
         key for key in infos if infos[key].type == "meal" and not scene.marks[key] & {"raw", "cooked"}
     }
-    told: set[Fact] = set()
+    named: set[Fact] = set()
     for fact in facts:
         ids = [argument.name for argument in fact.arguments]
         if fact.name in _OMITTED or fact.name.startswith("ingredient_") or unseen & set(ids):
@@ -146,16 +146,16 @@ def named_facts(infos: Any, facts: Iterable[Any]) -> list[Fact]:
         if fact.name == "link":
             ids = [ids[1], *sorted((ids[0], ids[2]))]
         names = ({"P": "player", "I": "player"}.get(each) or scene.name(each) for each in ids)
-        told.add((_SAME.get(fact.name, str(fact.name)), *names))
-    told.update(("fixed", scene.name(thing)) for thing in scene.holder if scene.is_fixed(thing))
+        named.add((_SAME.get(fact.name, str(fact.name)), *names))
+    named.update(("fixed", scene.name(thing)) for thing in scene.holder if scene.is_fixed(thing))
     for food, ingredient in scene.recipe:
         wanted = scene.marks[ingredient] & (COOKING | CUTTING)
-        told.update(("recipe", scene.name(food), mark) for mark in wanted or {"as it is"})
-    return sorted(told)
+        named.update(("recipe", scene.name(food), mark) for mark in wanted or {"as it is"})
+    return sorted(named)
 
 
-def _there_is(place: str, things: Sequence[str], told: str) -> str:
-    return f"{place} {'is' if len(things) == 1 else 'are'} {told}."
+def _there_is(place: str, things: Sequence[str], listed: str) -> str:
+    return f"{place} {'is' if len(things) == 1 else 'are'} {listed}."
 
 
 def _join(parts: Sequence[str]) -> str:
