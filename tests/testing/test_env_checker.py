@@ -320,7 +320,7 @@ async def test_what_an_environment_does_not_offer_is_skipped_not_failed() -> Non
 async def test_too_few_episodes_to_find_a_leak_are_not_sold_as_proof() -> None:
     report = await checked(CorridorFactory(), episodes=12)
     assert report.checks[-1].status == "skip"
-    assert "too few to tell" in report.checks[-1].detail
+    assert "too few for this check" in report.checks[-1].detail
 
 
 async def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
