@@ -129,7 +129,7 @@ async def test_members_that_start_differently_are_no_group() -> None:
     assert "seed does not fix the start" in report.dropped[0].message
 
 
-async def test_the_breaker_pauses_then_stops_and_says_why() -> None:
+async def test_the_circuit_breaker_pauses_then_stops_with_the_reason() -> None:
     told: list[str] = []
     settings = GroupSettings(size=2, retries=0, failure_window=4, pause=0.01, pauses=1, concurrency=1)
     factory = Workshop(broken=999)
@@ -199,7 +199,7 @@ async def test_an_episode_is_truncated_at_its_tokens_or_when_it_goes_in_circles(
     assert not by_tokens.transitions[-1].outcome.terminated
 
 
-async def test_provenance_says_where_an_episode_comes_from() -> None:
+async def test_provenance_states_the_origin_of_an_episode() -> None:
     origin = Origin(source="synthetic", experience_model="dreamer", policy_version=3)
     played = await one(Walker(), origin=origin)
     assert isinstance(played, Trajectory)

@@ -58,7 +58,7 @@ def envs(plugins: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_broken_plugin_is_listed_as_such_beside_the_others(plugins: Path) -> None:
+def test_a_broken_plugin_is_listed_with_the_others(plugins: Path) -> None:
     listed = {each["name"]: each for each in json.loads(envs(plugins, "list", "--json").stdout)}
     assert {"alfworld", "textworld", "hall", "silent", "ghost"} <= set(listed)
     assert listed["hall"] == {"name": "hall", "summary": "a [hall]", "extra": None, "installed": "yes"}

@@ -214,7 +214,7 @@ def dream(runner: asyncio.Runner, next_state: str, *lines: str) -> Trajectory:
     return play(environment, lines, runner=runner, show=show, experience_model="test")
 
 
-def test_a_dream_is_played_alike_and_says_why(
+def test_an_imagined_episode_is_played_the_same_way_and_shows_its_reasoning(
     runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played = dream(runner, "It opens.", ":sheet", ":expert", "sing", "open safe 1", ":why", ":sheet")
@@ -228,7 +228,7 @@ def test_a_dream_is_played_alike_and_says_why(
     assert (played.provenance.source, played.provenance.experience_model) == ("synthetic", "test")
 
 
-async def test_a_task_is_found_by_number_or_id_and_a_wrong_one_is_told() -> None:
+async def test_a_task_is_found_by_position_or_id_and_a_wrong_one_is_refused() -> None:
     factory = CorridorFactory(length=4)
     tasks = await factory.tasks("train")
     assert await find_task(factory, "train", "2", seed=0) == tasks[2]

@@ -13,7 +13,7 @@ from tests.envs.current_sheet import current_sheet
 _LISTING = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see (.+?)\.")
 
 
-async def test_the_sheet_it_keeps_agrees_with_every_listing_the_engine_gives() -> None:
+async def test_the_annotated_sheet_agrees_with_every_listing_of_the_simulator() -> None:
     compared = 0
     for trajectory in islice(read_trajectories(builtin_dataset()), 0, 1500, 5):
         annotation = await HouseholdAnnotator().annotate(trajectory)
@@ -33,7 +33,7 @@ async def test_the_sheet_it_keeps_agrees_with_every_listing_the_engine_gives() -
     assert compared > 2000
 
 
-async def test_its_reasoning_never_says_done_before_the_task_is() -> None:
+async def test_the_reasoning_states_done_only_when_the_task_is_done() -> None:
     for trajectory in islice(read_trajectories(builtin_dataset()), 60):
         annotation = await HouseholdAnnotator().annotate(trajectory)
         for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):

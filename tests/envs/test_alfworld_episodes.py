@@ -67,7 +67,7 @@ async def assert_same_words(data: Path, split: str, played: list[dict[str, Any]]
 
 
 @pytest.mark.slow
-async def test_every_text_equals_the_untouched_engines_over_a_hundred_steps(tmp_path: Path) -> None:
+async def test_every_text_equals_that_of_the_original_simulator(tmp_path: Path) -> None:
     games = [write_official_game(tmp_path, "train", index) for index in range(6)]
     assert await assert_same_words(tmp_path, "train", reference(games, steps=20, seed=1)) > 100
 
@@ -196,7 +196,7 @@ async def test_ending_an_episode_ends_its_process(factory: AlfworldFactory) -> N
         await environment.step("look")
 
 
-async def test_a_simulator_that_cannot_be_loaded_says_why() -> None:
+async def test_the_error_of_a_simulator_that_cannot_be_loaded_has_its_cause() -> None:
     pool = ProcessPool("dreamgym.nowhere:Engine", {}, limit=1)
     with pytest.raises(DreamGymError, match=r"No module named 'dreamgym.nowhere'"):
         await pool.open()

@@ -18,7 +18,7 @@ from dreamgym.types import Fact, JsonValue, Task, WorldSheet
 from tests.envs.current_sheet import current_sheet
 
 
-async def test_success_on_the_sheet_is_success_in_the_engine() -> None:
+async def test_success_on_the_sheet_is_success_in_the_simulator() -> None:
     successes = 0
     for trajectory in islice(read_trajectories(builtin_dataset()), 0, 1500, 3):
         assert trajectory.sheet is not None
@@ -96,7 +96,7 @@ def test_the_planted_house_allows_every_family_until_something_needed_is_taken_a
         ("pick_and_place_simple", ("receptacleatlocation", "shelf 1", "loc 1")),
     ],
 )
-def test_an_impossible_task_is_told(family: str, missing: Fact) -> None:
+def test_an_impossible_task_is_recognised(family: str, missing: Fact) -> None:
     assert missing in HOUSE
     assert not can_succeed(asked(family), house(missing))
 
@@ -114,7 +114,7 @@ _WORDS = st.sampled_from(
 
 @given(facts=st.lists(st.lists(_WORDS, min_size=1, max_size=4).map(tuple), max_size=8))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_sheet_however_it_was_dreamt_breaks_the_check(family: str, facts: list[Fact]) -> None:
+def test_no_imagined_sheet_breaks_the_check(family: str, facts: list[Fact]) -> None:
     """A model that declares ``+ inreceptacle mug 1`` has ended a run by it."""
     sheet = house(plus=tuple(facts))
     assert goal_met(asked(family), sheet) in (True, False)

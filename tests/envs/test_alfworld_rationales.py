@@ -22,7 +22,7 @@ def expert() -> list[Trajectory]:
     return [with_thoughts(each, think) for each in islice(played, 120)]
 
 
-def test_a_thought_names_nothing_that_the_agent_was_not_told(expert: list[Trajectory]) -> None:
+def test_a_rationale_names_only_what_the_agent_has_seen(expert: list[Trajectory]) -> None:
     for trajectory in expert:
         told = set(NAME.findall(trajectory.start.text))
         for turn in trajectory.transitions:

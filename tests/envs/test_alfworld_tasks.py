@@ -103,7 +103,7 @@ async def test_an_unknown_expert_is_refused_with_the_nearest_one(factory: Alfwor
 
 
 @one_loop
-async def test_the_world_sheet_tells_what_the_states_reveal_later(factory: AlfworldFactory) -> None:
+async def test_the_world_sheet_holds_what_later_states_show(factory: AlfworldFactory) -> None:
     for task in await factory.tasks("train", 4):
         trajectory = await play(factory, task, "expert")
         assert trajectory.sheet is not None
@@ -161,7 +161,7 @@ async def test_the_official_layout_lists_solvable_games_by_their_official_names(
     await factory.aclose()
 
 
-async def test_a_folder_without_games_says_what_was_expected(tmp_path: Path) -> None:
+async def test_the_error_for_a_folder_without_games_states_the_expected_layout(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected ALFWorld games as SPLIT/TASK/TRIAL/game\.tw-pddl"):
         AlfworldFactory(AlfworldOptions(data=tmp_path))
     path = write_official_game(tmp_path, "train", 0)

@@ -202,7 +202,7 @@ async def foods_of(worlds: TextWorldFactory, split: str) -> set[str]:
     return foods
 
 
-async def test_the_world_sheet_tells_what_an_agent_must_find_out() -> None:
+async def test_the_world_sheet_holds_what_an_agent_has_to_find() -> None:
     environment = factory().make(task_of(COOKING))
     start = await environment.start()
     sheet = await environment.world_sheet()

@@ -85,7 +85,7 @@ def jumble(chance: random.Random, known: list[str]) -> str:
     return " ".join(words)
 
 
-def test_rules_and_engine_agree_at_every_step() -> None:
+def test_rules_and_simulator_agree_at_every_step() -> None:
     seen: Counter[str] = Counter()
     for seed in range(3):
         for led in (0.0, 0.9):
@@ -95,7 +95,7 @@ def test_rules_and_engine_agree_at_every_step() -> None:
 
 
 @pytest.mark.slow
-def test_rules_and_engine_agree_over_hundreds_of_episodes() -> None:
+def test_rules_and_simulator_agree_over_hundreds_of_episodes() -> None:
     seen: Counter[str] = Counter()
     for seed in range(60):
         for led in (0.0, 0.5, 0.8, 1.0):

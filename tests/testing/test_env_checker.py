@@ -201,7 +201,7 @@ def broken(report: CheckReport) -> set[str]:
     return {check.name for check in report.checks if check.status == "fail"}
 
 
-async def test_a_good_world_passes_every_check() -> None:
+async def test_a_good_environment_passes_every_check() -> None:
     seen: list[Check] = []
     report = await check_environment(CorridorFactory(), episodes=200, concurrency=32, report=seen.append)
     assert report.passed
@@ -230,12 +230,12 @@ async def test_a_good_world_passes_every_check() -> None:
         (Revisionist, {SHEET}),
     ],
 )
-async def test_a_broken_world_is_found_out(kind: type[Corridor], expected: set[str]) -> None:
+async def test_a_broken_environment_fails_its_check(kind: type[Corridor], expected: set[str]) -> None:
     assert broken(await checked(Corridors(kind))) == expected
 
 
 @pytest.mark.parametrize("kind", [MemoryEater, FileHoarder, TaskHoarder])
-async def test_a_world_that_keeps_what_it_should_let_go_is_found_out(kind: type[Corridor]) -> None:
+async def test_an_environment_that_leaks_fails_the_check(kind: type[Corridor]) -> None:
     try:
         assert broken(await checked(Corridors(kind), episodes=72)) == {LEAKS}
     finally:
@@ -250,7 +250,7 @@ async def test_an_action_listed_twice_is_found_at_the_start() -> None:
     assert START in broken(await checked(Corridors(Stutterer)))
 
 
-async def test_an_expert_that_says_the_impossible_is_found_out() -> None:
+async def test_an_expert_with_an_inadmissible_action_fails_the_check() -> None:
     report = await checked(Corridors(Clueless))
     finding = next(check for check in report.checks if check.name == EXPERT)
     assert finding.status == "fail"
@@ -275,7 +275,7 @@ class Nameless(CorridorFactory):
 @pytest.mark.parametrize(
     ("factory", "expected"), [(Restless(), {TASKS}), (Lenient(), {SPLIT}), (Nameless(), {TASKS})]
 )
-async def test_a_broken_list_of_tasks_is_found_out(factory: CorridorFactory, expected: set[str]) -> None:
+async def test_a_broken_list_of_tasks_fails_its_check(factory: CorridorFactory, expected: set[str]) -> None:
     assert broken(await checked(factory)) == expected
 
 
@@ -317,7 +317,7 @@ async def test_what_an_environment_does_not_offer_is_skipped_not_failed() -> Non
     assert {check.name for check in report.checks if check.status == "skip"} == {ADMISSIBLE, SHEET, EXPERT}
 
 
-async def test_too_few_episodes_to_find_a_leak_are_not_sold_as_proof() -> None:
+async def test_too_few_episodes_skip_the_leak_check() -> None:
     report = await checked(CorridorFactory(), episodes=12)
     assert report.checks[-1].status == "skip"
     assert "too few for this check" in report.checks[-1].detail
