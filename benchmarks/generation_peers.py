@@ -30,13 +30,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from dreamgym.models.tiny import make_model
 from generation import (
@@ -83,6 +83,8 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="of every side")
     parser.add_argument("--rounds", type=int)
     arguments = parser.parse_args()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     result: dict[str, Any] = {
         "machine": f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "commit": commit(),
@@ -93,48 +95,63 @@ def main() -> None:
         for name in arguments.model:
             setting = (QUICK if arguments.quick else SETTINGS)[name]
             setting = replace(setting, rounds=arguments.rounds or setting.rounds)
-            scripts, tokenizer = read_scripts(max(setting.episodes))
-            scripts = [replace(script, states=script.states[: setting.turns]) for script in scripts]
-            files: dict[str, Path] = {}
-            if name == "tiny":
-                model = make_model("tiny", tokenizer, family="llama")
-                unused_token = tokenizer.pad_token_id
-            else:
-                model, tokenizer, files["llama.cpp Q4_1"] = load_smollm2()
-                unused_token = tokenizer.convert_tokens_to_ids("<repo_name>")
-            model.generation_config.eos_token_id = None  # every turn has the same length on every side
-            files = {"llama.cpp": Path(folder) / f"{name}.gguf", **files}
-            write_gguf(model, files["llama.cpp"], end_token=unused_token)
+            opened = open_model(name, setting, Path(folder))
             for threads in arguments.threads:
                 torch.set_num_threads(threads)
-                sides: dict[str, Play] = {
-                    OURS: partial(play_dreamgym, model, tokenizer),
-                    **{
-                        side: partial(play_llama_cpp, file, tokenizer, threads)
-                        for side, file in files.items()
-                    },
-                    "generate_batch": partial(play_generate_batch, model, tokenizer),
-                    "generate": partial(play_generate, model, tokenizer),
-                }
-                run = compare(sides, scripts, setting)
-                description = f"{name}, llama, {model.num_parameters():,} parameters, float32"
-                result["runs"].append(
-                    {"model": description, "threads": threads, "turns": setting.turns, **run}
-                )
+                run = compare(sides(opened, threads), opened.scripts, setting)
+                size = f"{opened.model.num_parameters():,} parameters"
+                result["runs"].append({"model": f"{name}, {size}", "threads": threads, **run})
                 if not arguments.json:
                     print(table(result["runs"][-1]), flush=True)
-    print(
-        json.dumps(result, indent=2) if arguments.json else f"{result['machine']}; commit {result['commit']}"
-    )
+    last = f"{result['machine']}; commit {result['commit']}"
+    print(json.dumps(result, indent=2) if arguments.json else last)
 
 
-def compare(sides: dict[str, Play], scripts: list[Script], setting: Setting) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model for every side."""
+
+    model: Any
+    tokenizer: Any
+    files: dict[str, Path]
+    """GGUF files by side."""
+    scripts: list[Script]
+
+
+def open_model(name: str, setting: Setting, folder: Path) -> Opened:
+    scripts, tokenizer = read_scripts(max(setting.episodes))
+    files = {"llama.cpp": folder / f"{name}.gguf"}
+    if name == "tiny":
+        model = make_model("tiny", tokenizer, family="llama")
+        unused_token = tokenizer.pad_token_id
+    else:
+        model, tokenizer, files["llama.cpp Q4_1"] = load_smollm2()
+        unused_token = tokenizer.convert_tokens_to_ids("<repo_name>")
+    model.generation_config.eos_token_id = None  # every turn has the same length on every side
+    write_gguf(model, files["llama.cpp"], end_token=unused_token)
+    scripts = [replace(script, states=script.states[: setting.turns]) for script in scripts]
+    return Opened(model, tokenizer, files, scripts)
+
+
+def sides(opened: Opened, threads: int) -> dict[str, Play]:
+    llama_cpp = {
+        side: partial(play_llama_cpp, file, opened.tokenizer, threads) for side, file in opened.files.items()
+    }
+    return {
+        OURS: partial(play_dreamgym, opened.model, opened.tokenizer),
+        **llama_cpp,
+        "generate_batch": partial(play_generate_batch, opened.model, opened.tokenizer),
+        "generate": partial(play_generate, opened.model, opened.tokenizer),
+    }
+
+
+def compare(players: dict[str, Play], scripts: list[Script], setting: Setting) -> dict[str, Any]:
     """Play all rounds, alternating between sides, and rate each side against ours."""
     played: dict[tuple[str, int], list[Played]] = {}
     load = [os.getloadavg()[0]]
     for _ in range(setting.rounds):
         for episodes in setting.episodes:
-            for side, play in sides.items():
+            for side, play in players.items():
                 gc.collect()
                 played.setdefault((side, episodes), []).append(play(scripts[:episodes]))
         load.append(os.getloadavg()[0])
@@ -145,11 +162,13 @@ def compare(sides: dict[str, Play], scripts: list[Script], setting: Setting) -> 
 
     rows = []
     for episodes in setting.episodes:
-        for side in sides:
+        for side in players:
             batches = [size for size in setting.episodes if size <= episodes] if side != OURS else [episodes]
             batch = max(batches, key=lambda size: statistics.median(rates(side, size, "wall")))
-            walls = ratios(rates(OURS, episodes, "wall"), rates(side, batch, "wall"))
-            cpus = ratios(rates(OURS, episodes, "cpu"), rates(side, batch, "cpu"))
+            walls, cpus = (
+                [a / b for a, b in zip(rates(OURS, episodes, clock), rates(side, batch, clock), strict=True)]
+                for clock in ("wall", "cpu")
+            )
             pairs = zip(played[OURS, episodes][-1].texts, played[side, batch][-1].texts, strict=False)
             same = [a == b for mine, other in pairs for a, b in zip(mine, other, strict=True)]
             rows.append(
@@ -166,11 +185,8 @@ def compare(sides: dict[str, Play], scripts: list[Script], setting: Setting) -> 
                     "identical_turns": sum(same) / len(same),
                 }
             )
-    return {"rounds": setting.rounds, "load_average": [min(load), max(load)], "rows": rows}
-
-
-def ratios(ours: list[float], theirs: list[float]) -> list[float]:
-    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    loads = {"load_average": [min(load), max(load)]}
+    return {"turns": setting.turns, "rounds": setting.rounds, **loads, "rows": rows}
 
 
 def play_dreamgym(model: Any, tokenizer: Any, scripts: list[Script]) -> Played:
@@ -222,9 +238,7 @@ def play_llama_cpp(file: Path, tokenizer: Any, threads: int, scripts: list[Scrip
 
 def play_generate_batch(model: Any, tokenizer: Any, scripts: list[Script]) -> Played:
     from transformers import ContinuousBatchingConfig, GenerationConfig
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     conversations = {str(number): Conversation(tokenizer, script) for number, script in enumerate(scripts)}
     total = sum(conversation.final_length for conversation in conversations.values())
     page = 32  # small, so that the next turn can share most of a conversation
@@ -282,24 +296,27 @@ def write_gguf(model: Any, path: Path, *, end_token: int) -> None:
     gguf: Any = importlib.import_module("gguf")
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([f"t{token}" for token in range(config.vocab_size)])
-    writer.add_token_merges(["t 0"])
-    writer.add_token_types([1] * config.vocab_size)
-    writer.add_bos_token_id(end_token)
-    writer.add_eos_token_id(end_token)
-    writer.add_add_bos_token(False)
+    for name, value in {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        "rope_dimension_count": config.hidden_size // config.num_attention_heads,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": "default",
+        "token_list": [f"t{token}" for token in range(config.vocab_size)],
+        "token_merges": ["t 0"],
+        "token_types": [1] * config.vocab_size,
+        "bos_token_id": end_token,
+        "eos_token_id": end_token,
+        "add_bos_token": False,
+    }.items():
+        getattr(writer, f"add_{name}")(value)
     for name, tensor in gguf_tensors(model).items():
         writer.add_tensor(name, tensor.float().contiguous().numpy())
     writer.write_header_to_file()
@@ -344,11 +361,9 @@ def gguf_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.machine()
 
 
 def commit() -> str:
