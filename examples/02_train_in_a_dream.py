@@ -9,20 +9,25 @@ import os
 import dreamgym as dg
 
 RUN = os.environ.get("RUN", "runs/quickstart/experience")
+MODEL = os.environ.get("MODEL", "tiny")  # from scratch; or hf:NAME_OR_PATH
 STEPS = int(os.environ.get("STEPS", "40"))
 WARM_START = int(os.environ.get("WARM_START", "45"))
+TASKS = int(os.environ.get("TASKS", "12"))
+HORIZON = int(os.environ.get("HORIZON", "30"))
 EPISODES = int(os.environ.get("EPISODES", "150"))
 
 
 async def main() -> None:
     # --8<-- [start:loop]
-    dream = dg.Dream.load(RUN)  # experience model, tasks, grader, a copy of its replay buffer
-    agent = dg.Agent.load("tiny", data=dream.trajectories, max_tokens=16)  # from scratch
+    dream = dg.Dream.load(
+        RUN, horizon=HORIZON
+    )  # experience model, tasks, grader, a copy of its replay buffer
+    agent = dg.Agent.load(MODEL, data=dream.trajectories, max_tokens=16)  # from scratch
     agent.warm_start(dream.trajectories, steps=WARM_START)  # imitate the recorded successes
     learner = dg.GRPO(agent, learning_rate=2e-4)
     tasks = dg.TaskPool(await dream.tasks())
     for step in range(STEPS):
-        groups = await dg.rollout(agent, dream, tasks.sample(12), group_size=8)
+        groups = await dg.rollout(agent, dream, tasks.sample(TASKS), group_size=8)
         print(step, learner.update(groups)["return_mean"])
         tasks.record(groups)  # reward entropy of each task
         await dream.remember(groups)  # fresh transitions become demonstrations

@@ -13,6 +13,7 @@ from pathlib import Path
 import dreamgym as dg
 
 SCALE = float(os.environ.get("SCALE", "1"))  # below 1: shorter, and worse
+MODEL = os.environ.get("MODEL", "tiny")
 OUT = Path(os.environ.get("OUT", "runs/shop"))
 DREAM = os.environ.get("DREAM", f"{OUT}/experience")
 
@@ -41,7 +42,7 @@ async def main() -> None:
     write_chats(OUT / "chats.jsonl")
     print(dg.ingest(OUT / "chats.jsonl", OUT / "data", environment="shop"), "new trajectories")
     if ":" not in DREAM:
-        await dg.fine_tune(OUT / "data", DREAM, model="tiny", steps=max(2, int(500 * SCALE)))
+        await dg.fine_tune(OUT / "data", DREAM, model=MODEL, steps=max(2, int(500 * SCALE)))
     dream = dg.Dream.load(DREAM, data=OUT / "data", horizon=4)
     agent = dg.Agent.load("nano", data=dream.trajectories)
     agent.warm_start(dream.trajectories, steps=max(2, int(60 * SCALE)))

@@ -11,12 +11,13 @@ import dreamgym as dg
 
 RUN = os.environ.get("RUN", "runs/quickstart/experience")
 MODEL = os.environ.get("MODEL", "hf:HuggingFaceTB/SmolLM2-135M-Instruct")  # or hf:PATH
+HORIZON = int(os.environ.get("HORIZON", "30"))
 STEPS = int(os.environ.get("STEPS", "20"))
 
 
 async def main() -> None:
-    dream = dg.Dream.load(RUN)
-    agent = dg.Agent.load(MODEL, lora=16)
+    dream = dg.Dream.load(RUN, horizon=HORIZON)
+    agent = dg.Agent.load(MODEL, lora=16, max_tokens=16)
     agent.warm_start(dream.trajectories, steps=STEPS)
     learner, tasks = dg.GRPO(agent, learning_rate=1e-4), dg.TaskPool(await dream.tasks())
     for step in range(STEPS):

@@ -109,6 +109,7 @@ async def fine_tune(
     out: str | Path,
     *,
     environment: object | None = None,
+    options: dict[str, Any] | None = None,
     annotator: Annotator | str | None = None,
     seed: int = 0,
     config: Config | None = None,
@@ -120,6 +121,7 @@ async def fine_tune(
         out: the run directory, which `Dream.load` opens.
         environment: that of the data; its roles (facts in prompts, annotator, goal check) are used if it is
             installed, registered or passed as an object. By default the one that the trajectories name.
+        options: of the environment, with which the data were recorded.
         annotator: explains the transitions: an object, ``endpoint:NAME`` or ``hf:NAME_OR_PATH``. By default
             the environment's rules, else what can be seen in the trajectory.
         settings: settings of the section ``experience``, such as ``model="tiny"``, ``steps=1500``.
@@ -137,13 +139,12 @@ async def fine_tune(
                 f"expected trajectories of one environment, got {sorted(names)}; pass environment="
             )
         environment = names.pop()
-    spec: EnvironmentSpec | None = None
     if isinstance(environment, str):
-        options = {**config.environment.model_dump(), "name": environment}
-        config = _with(config, "environment", options)
         spec = _known(environment)
+        chosen = {"name": environment, "options": options or config.environment.options}
+        config = _with(config, "environment", chosen)
     else:
-        spec, config = _with_environment(environment, None, config)
+        spec, config = _with_environment(environment, options, config)
     config = _with(config, "experience", settings)
     if annotator is None or isinstance(annotator, str):
         async with LanguageModels(config, folder=folder) as models:

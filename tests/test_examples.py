@@ -1,0 +1,117 @@
+"""The examples run as they are, with short settings: a tiny experience model of real cooking games."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dreamgym as dg
+from tests.conftest import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+COOKING = {"family": "cooking", "ingredients": 1, "rooms": 1, "foods": "train", "games": 20}
+
+SHORT = {"TASKS": 2, "HORIZON": 3, "EPISODES": 1}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make quickstart` leaves, in seconds: an experience model and a policy, barely trained."""
+    folder = tmp_path_factory.mktemp("runs")
+    asyncio.run(_fill(folder))
+    return folder
+
+
+async def _fill(folder: Path) -> None:
+    await dg.collect("textworld", folder / "data", episodes=8, policy="expert", options=COOKING)
+    await dg.fine_tune(
+        folder / "data", folder / "experience", options=COOKING, model="nano", steps=3, batch=4
+    )
+    await dg.train(
+        experience=str(folder / "experience"),
+        out=folder / "agent",
+        warm_start_steps=2,
+        steps=1,
+        tasks_per_step=2,
+        group_size=2,
+        horizon=3,
+        agent={"model": "nano", "max_tokens": 8},
+    )
+
+
+def run(name: str, folder: Path, *, stdin: str = "", **settings: object) -> str:
+    [script] = [path for path in EXAMPLES if path.name.startswith(name)]
+    environment = {**os.environ, **{key: str(value) for key, value in settings.items()}}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_states_its_minutes_and_imports_dreamgym_once(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    opening = ast.get_docstring(ast.parse(text)) or ""
+    assert re.search(r"Minutes: \d+", opening)
+    assert "GPU: no" in opening
+    assert re.findall(r"^ *(?:from|import) dreamgym.*$", text, re.M) == ["import dreamgym as dg"]
+
+
+def test_own_environment_takes_at_most_60_lines() -> None:
+    [path] = [path for path in EXAMPLES if path.name.startswith("03")]
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_01_a_dream_is_played_from_the_keyboard(runs: Path, tmp_path: Path) -> None:
+    shown = run("01", tmp_path, stdin="look\nopen fridge\n", RUN=runs / "experience")
+    assert "because:" in shown
+
+
+def test_02_the_loop_trains_and_leaves_the_experience_model_as_it_was(runs: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (runs / "experience").rglob("*")}
+    shown = run("02", tmp_path, RUN=runs / "experience", STEPS=1, WARM_START=2, MODEL="nano", **SHORT)
+    assert "success" in shown
+    assert (tmp_path / "runs" / "my-agent" / "config.json").exists()
+    assert {path: path.stat().st_mtime_ns for path in (runs / "experience").rglob("*")} == before
+
+
+def test_03_an_own_environment_goes_end_to_end(tmp_path: Path) -> None:
+    shown = run("03", tmp_path, OUT="vending", MODEL="nano", SCALE=0.02)
+    assert "vending/agent@0" in shown
+
+
+def test_04_own_traces_go_end_to_end(tmp_path: Path) -> None:
+    shown = run("04", tmp_path, OUT="shop", MODEL="nano", SCALE=0.01)
+    assert "36 new trajectories" in shown
+    assert (tmp_path / "shop" / "agent" / "config.json").exists()
+
+
+def test_05_a_policy_goes_on_in_the_real_environment(runs: Path, tmp_path: Path) -> None:
+    shown = run("05", tmp_path, AGENT=runs / "agent", OUT="real", REAL_STEPS=20, EPISODES=2)
+    assert "real steps" in shown
+
+
+def test_06_a_pretrained_model_learns_with_lora(runs: Path, tmp_path: Path) -> None:
+    from tests.models import small_models
+
+    small_models.model().save_pretrained(tmp_path / "base")
+    small_models.tokenizer().save_pretrained(tmp_path / "base")
+    run("06", tmp_path, RUN=runs / "experience", MODEL=f"hf:{tmp_path / 'base'}", STEPS=1, **SHORT)
+    assert (tmp_path / "runs" / "lora-agent" / "config.json").exists()
