@@ -1,11 +1,19 @@
-"""The documentation, held to account: links lead somewhere, commands parse, Python examples run."""
+"""The documentation is checked: links lead somewhere, commands parse, Python blocks run, quotes are equal.
+
+A Python block is a program that runs by itself, or it is quoted from a file: a comment
+``<!-- from PATH -->`` or ``<!-- from PATH:SECTION -->`` stands above it, and the block equals the file, or
+the lines between ``# --8<-- [start:SECTION]`` and ``# --8<-- [end:SECTION]``.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,10 +24,25 @@ from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("*.md"))
+OWN_TESTS = {"your-own-traces.md", "trajectories.md", "replay-buffer.md"}
+"""Guides that a test of their own runs from top to bottom."""
+QUOTE = re.compile(r"^<!-- from (\S+?)(?::(\w+))? -->\n```python\n(.*?)^```", re.M | re.S)
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def quotes(page: Path) -> list[tuple[str, str, str]]:
+    return QUOTE.findall(page.read_text(encoding="utf-8"))
+
+
+def quoted(path: str, section: str) -> str:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if section:
+        start, end = (f"# --8<-- [{which}:{section}]\n" for which in ("start", "end"))
+        text = text[text.index(start) + len(start) : text.index(end)].rstrip(" ")
+    return textwrap.dedent(text)
 
 
 def commands() -> list[tuple[str, str]]:
@@ -33,6 +56,7 @@ def commands() -> list[tuple[str, str]]:
 def test_there_is_documentation_to_check() -> None:
     assert len(PAGES) > 10
     assert len(commands()) > 15
+    assert any(map(quotes, PAGES))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -40,6 +64,45 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_quotes_equal_the_files_that_they_are_from(page: Path) -> None:
+    for path, section, block in quotes(page):
+        assert block == quoted(path, section), f"{page}: copy {path}:{section} again"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name != "log.md"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_files_and_modules_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(
+        r"`((?:src/dreamgym|tests|benchmarks|examples|results|docs)/[\w./-]+?\.\w+)`", text
+    ):
+        assert (ROOT / path).exists(), f"{page}: {path}"
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(textwrap.dedent(block))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dreamgym"):
+                assert importlib.util.find_spec(str(node.module)), f"{page}: {node.module}"
+                module = importlib.import_module(str(node.module))
+                assert all(hasattr(module, alias.name) for alias in node.names), f"{page}: {node.module}"
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "paper.md"])
+def test_source_files_in_the_maps_exist(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
+        assert (ROOT / "src" / "dreamgym" / path).exists() or (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("heading", ["One transition", "One synthetic turn"])
+def test_a_way_through_the_code_has_at_most_25_hops(heading: str) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.partition(f"## {heading}")[2].partition("\n## ")[0]
+    assert 10 <= len(re.findall(r"^\| \d+ \|", section, re.M)) <= 25
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
@@ -64,20 +127,21 @@ def test_every_command_in_the_documentation_parses(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if blocks(page, "python")],
+    [page for page in PAGES if blocks(page, "python") and page.name not in OWN_TESTS],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_python_examples_run(page: Path, tmp_path: Path) -> None:
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    known = [block for *_, block in quotes(page)]
     for example in blocks(page, "python"):
-        if "asyncio.run(" not in example:
-            continue  # a fragment that shows a shape, not a program
+        if example in known:
+            continue  # a quote: the examples' own tests run it
         run = subprocess.run(
             [sys.executable, "-c", example],
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         assert run.returncode == 0, f"{page}:\n{example}\n{run.stderr}"
-        assert run.stdout.strip()
+        assert run.stdout.strip(), f"{page}: expected a block that prints something\n{example}"

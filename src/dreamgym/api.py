@@ -18,13 +18,14 @@ from dreamgym.config import Config, nearest_name, validate
 from dreamgym.data.ingest import detect, find_format
 from dreamgym.data.ingest.dialogue import Defaults
 from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.envs.adapters import is_factory
 from dreamgym.envs.registry import EnvironmentSpec, as_environment, find_environment, make, register
 from dreamgym.envs.synthetic import SyntheticFactory
 from dreamgym.errors import ConfigError, RolloutsFailingError
 from dreamgym.evaluation import audit as auditing
 from dreamgym.evaluation import evaluate as evaluation
 from dreamgym.models.registry import LanguageModels
-from dreamgym.protocols import Annotator
+from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.rollouts import REAL, GroupReport, GroupSettings, Origin, PolicyFactory, run_groups
 from dreamgym.seeding import derive_seed
 from dreamgym.types import Task, Trajectory
@@ -185,7 +186,7 @@ async def rollout(
     Raises:
         RolloutsFailingError: no group could be played.
     """
-    factory, number = make(environment), next(_ROLLOUTS)
+    factory, number = _factory(environment), next(_ROLLOUTS)
     make_policy = agent if callable(agent) else agent.policy_factory()
     origin = REAL
     if isinstance(factory, SyntheticFactory):
@@ -238,7 +239,7 @@ async def evaluate(
         make_policy = agent.policy_factory(temperature=chosen if temperature is None else temperature)
     assert callable(make_policy)
     return await evaluation.evaluate(
-        make(environment),
+        _factory(environment),
         make_policy,
         split=split,
         episodes=episodes,
@@ -287,7 +288,7 @@ async def train(
     real = None
     if environment is not None:
         _, config = _with_environment(environment, None, config)
-        real = make(environment)
+        real = _factory(environment)
     if config.train.mode == "dream" and config.train.experience is not None:
         config = inherit_settings(config, config.train.experience)
     return await trainer.train(config, real=real, on_progress=on_progress)
@@ -298,7 +299,13 @@ async def audit(
 ) -> auditing.Audit:
     """Replay imagined trajectories in the real environment: which successes are real, and which actions part
     from reality."""
-    return await auditing.audit(make(environment), list(trajectories), in_flight=concurrency)
+    return await auditing.audit(_factory(environment), list(trajectories), in_flight=concurrency)
+
+
+def _factory(environment: Any) -> EnvironmentFactory:
+    """A factory as it is (a dream keeps its own name and registers nothing); anything else is opened."""
+    factory: EnvironmentFactory = environment if is_factory(environment) else make(environment)
+    return factory
 
 
 def _known(name: str) -> EnvironmentSpec | None:

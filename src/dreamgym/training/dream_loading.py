@@ -37,6 +37,8 @@ from dreamgym.training.experience_run import (
 )
 from dreamgym.types import RolloutGroup, Task, Trajectory, WorldSheet
 
+_REFUSAL = "Nothing happens."
+"""Where the environment names no text of its own."""
 _CACHED_REPLIES = 20_000
 """Of the experience model: a third of the requests of a step are repeats."""
 _BATCH = 50
@@ -85,7 +87,7 @@ class Dream(SyntheticFactory):
                 f"train.data={chosen.data} has none; set environment.name, train.split or train.data"
             )
         starts = RecordedStarts(recorded, recombine=_can_succeed(config))
-        refuses = chosen.on_unreadable_reply == "refuse" and spec is not None and spec.refusals
+        refusals = (spec.refusals if spec is not None else ()) or (_REFUSAL,)
         self.experience_model = experience_model
         self.buffer = buffer
         self.split = chosen.split
@@ -104,7 +106,7 @@ class Dream(SyntheticFactory):
             or environment_horizon(spec, config.environment.options)
             or DEFAULT_HORIZON,
             refusal_ends=refusal_ends,
-            unreadable=spec.refusals[0] if spec is not None and refuses else None,
+            unreadable=refusals[0] if chosen.on_unreadable_reply == "refuse" else None,
         )
 
     @classmethod
