@@ -19,9 +19,7 @@ EPISODES = int(os.environ.get("EPISODES", "150"))
 
 async def main() -> None:
     # --8<-- [start:loop]
-    dream = dg.Dream.load(
-        RUN, horizon=HORIZON
-    )  # experience model, tasks, grader, a copy of its replay buffer
+    dream = dg.Dream.load(RUN, horizon=HORIZON)  # experience model, tasks, grader, replay buffer
     agent = dg.Agent.load(MODEL, data=dream.trajectories, max_tokens=16)  # from scratch
     agent.warm_start(dream.trajectories, steps=WARM_START)  # imitate the recorded successes
     learner = dg.GRPO(agent, learning_rate=2e-4)

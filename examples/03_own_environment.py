@@ -1,4 +1,4 @@
-"""Your own environment: record, fine-tune an experience model, train in it, evaluate. Minutes: 15. GPU: no."""
+"""Your own environment: record, fine-tune a model of it, train in it, evaluate. Minutes: 15. GPU: no."""
 
 import asyncio
 import os
