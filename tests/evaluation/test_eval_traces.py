@@ -75,7 +75,7 @@ def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_
     told = dreamgym("experience", "eval", run, "--data", shop, "--held-out", "--json")
     assert told.exit_code == 0, told.output
     assert f"measured on the {len(kept)} of 12 tasks that were held out from fine-tuning" in told.stderr
-    assert "environment 'shop' is not installed here: dream → real is left out" in told.stderr
+    assert "environment 'shop' is not installed: dream → real is skipped" in told.stderr
     found = json.loads(told.stdout)
     assert found["episodes"] == found["steps"]["predictions"] == len(kept)
     assert found["dream_to_real"] is None
@@ -90,7 +90,7 @@ def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "environment 'shop' is not installed here"),
+        ([], "environment 'shop' is not installed"),
         (["--data", "SHOP", "--reward", "sheet"], "expected a grader (--reward"),
         (["--data", "SHOP", "--env", "alfworld"], "was fine-tuned on environment 'shop', not 'alfworld'"),
         (["--data", "TAUGHT", "--held-out"], "experience.validation=0.25, which holds out none of these 1"),
@@ -117,7 +117,7 @@ def test_a_dream_of_an_environment_that_is_not_installed_is_played_from_its_trac
     assert "lamp 3: pickupable" in told.output
     told = dreamgym("play", "--dream", run)
     assert told.exit_code == 2
-    assert "name the trajectories that know its tasks (--trajectories)" in " ".join(told.stderr.split())
+    assert "name trajectories with its tasks (--trajectories)" in " ".join(told.stderr.split())
 
 
 def test_a_teacher_that_cannot_be_asked_again_is_stood_in_for_and_that_is_said(

@@ -136,7 +136,7 @@ def test_replies_that_cannot_be_read_are_told_and_cost_nothing_else(
             typed="fly\nsearch mug\n",
         )
     printed = told(result)
-    assert "That failed: endpoint:scripted@" in printed
+    assert "error: endpoint:scripted@" in printed
     assert "3 attempts: expected one JSON object with reasoning" in printed
     assert "Found: mug in red, blue, green." in printed
 
