@@ -88,14 +88,14 @@ def test_a_dream_is_played_in_the_terminal_and_kept_as_synthetic(
     assert f"Task: {episode.task.instruction}" in told.output
     assert "No reasoning: nothing was done yet" in told.output
     assert "None: nothing was done yet" in told.output
-    assert "reward by: sheet" in told.output
+    assert "grader: sheet" in told.output
     assert "The last action changed" in told.output
     [kept] = read_trajectories(tmp_path)
     assert 1 <= len(kept) <= len(actions)
     assert kept.provenance.source == "synthetic"
     assert (kept.provenance.policy, kept.provenance.experience_model) == ("human", str(run))
     assert (kept.task, kept.sheet) == (episode.task, episode.sheet)
-    shown = told.output.split("reward by: sheet")[-1].split("The last action changed")[0]
+    shown = told.output.split("grader: sheet")[-1].split("The last action changed")[0]
     others = {each.id for each in read_trajectories(data) if each.task.id != episode.task.id}
     assert any(f"  {other}:" in shown for other in others)
     assert f"  {episode.id}:" not in shown
