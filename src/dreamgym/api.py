@@ -19,7 +19,7 @@ from dreamgym.data.ingest import detect, find_format
 from dreamgym.data.ingest.dialogue import Defaults
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.envs.adapters import is_factory
-from dreamgym.envs.registry import EnvironmentSpec, as_environment, find_environment, make, register
+from dreamgym.envs.registry import EnvironmentSpec, make, spec_of
 from dreamgym.envs.synthetic import SyntheticFactory
 from dreamgym.errors import ConfigError, RolloutsFailingError
 from dreamgym.evaluation import audit as auditing
@@ -65,14 +65,15 @@ async def collect(
         options: of the environment.
         settings: other settings of the section ``collect``.
     """
-    spec, config = _with_environment(environment, options, Config(seed=seed))
+    _, config = _with_environment(environment, options, Config(seed=seed))
     chosen = {"out": Path(out), "episodes": episodes, "policy": policy, "split": split, **settings}
     config = _with(config, "collect", chosen)
-    factory = make(spec.name, **config.environment.options)
+    factory = make(environment, **config.environment.options)
     try:
         return await collection.collect(config, factory)
     finally:
-        await factory.aclose()
+        if factory is not environment:  # a factory of the caller stays open
+            await factory.aclose()
 
 
 def ingest(
@@ -318,11 +319,7 @@ def _with_environment(
     environment: object, options: dict[str, Any] | None, config: Config
 ) -> tuple[EnvironmentSpec, Config]:
     """The environment's spec, registered in this process, and the settings that name it."""
-    spec = (
-        find_environment(environment)
-        if isinstance(environment, str)
-        else register(as_environment(environment))
-    )
+    spec = spec_of(environment)
     chosen = {"name": spec.name, "options": options or config.environment.options}
     return spec, _with(config, "environment", chosen)
 

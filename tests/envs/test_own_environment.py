@@ -220,6 +220,16 @@ async def test_factories_specs_and_names_are_environments_too() -> None:
         make(3)
 
 
+def test_a_factory_of_a_known_environment_is_used_as_it_is_and_keeps_the_roles_of_its_name() -> None:
+    pytest.importorskip("textworld")
+    factory = make("textworld", family="cooking")
+    assert make(factory) is factory
+    assert find_environment("textworld").goal_met is not None
+    assert make("textworld", family="treasure") is not factory
+    with pytest.raises(ConfigError, match="takes no options"):
+        make(factory, family="treasure")
+
+
 class Broken(Safe):
     name = "broken"
 

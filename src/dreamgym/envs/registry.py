@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ConfigDict
 
@@ -162,15 +162,34 @@ def register(spec: EnvironmentSpec) -> EnvironmentSpec:
     return spec
 
 
+def spec_of(environment: object) -> EnvironmentSpec:
+    """The spec of anything that `as_environment` accepts, registered so that its roles are found by name.
+
+    A factory of an environment that is known by name (``make("alfworld")``) does not replace it.
+    """
+    if isinstance(environment, str):
+        return find_environment(environment)
+    if is_factory(environment):
+        name = str(getattr(environment, "name", ""))
+        if name in environment_names():
+            return find_environment(name)
+    return register(as_environment(environment))
+
+
 def make(environment: object, **options: Any) -> EnvironmentFactory:
     """Open an environment: a name, or anything that `as_environment` accepts.
 
     An object is also registered under its name, so that experience models and commands of this process find
-    its roles.
+    its roles. A factory is returned as it is.
+
+    Raises:
+        ConfigError: the environment or an option is unknown.
     """
-    if isinstance(environment, str):
-        return open_environment(environment, options)
-    spec = register(as_environment(environment))
+    spec = spec_of(environment)
+    if is_factory(environment):
+        if options:
+            raise ConfigError(f"{spec.name}: a factory is open already and takes no options, got {options}")
+        return cast(EnvironmentFactory, environment)
     return spec.open(validate(spec.options, options, prefix="environment.options."))
 
 
