@@ -54,13 +54,13 @@ class RunDir:
 
     @classmethod
     def open(cls, config: Config) -> Self:
-        """Lock the directory `config.train.out`, new or to be resumed.
+        """Lock the directory `config.train.out`, new or to be resumed; paths in `config` are absolute.
 
         Raises:
             StoreError: another process holds it, or it cannot be written.
             ConfigError: it was started with other settings.
         """
-        path, config = config.train.out, with_absolute_paths(config)
+        path = config.train.out
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = lock_directory(path)

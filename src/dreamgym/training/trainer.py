@@ -48,6 +48,7 @@ from dreamgym.training.run_dir import (
     RunDir,
     parse_policy_name,
     read_config,
+    with_absolute_paths,
 )
 from dreamgym.training.run_recorder import RunRecorder, Stateful
 from dreamgym.training.uniform_tasks import UniformTasks
@@ -180,7 +181,7 @@ async def train(
         TrainingCollapsedError: the monitors stopped it.
         RolloutsFailingError: too many episodes fail.
     """
-    config = resolve_settings(config)
+    config = with_absolute_paths(resolve_settings(config))
     spec = check(config, has_experience_model=experience_model is not None)
     offline = [found for source in config.train.data for found in read_trajectories(dataset_path(source))]
     with RunDir.open(config) as run_dir:
