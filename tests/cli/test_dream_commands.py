@@ -86,8 +86,8 @@ def test_a_dream_is_played_in_the_terminal_and_kept_as_synthetic(
     )
     assert told.exit_code == 0, told.output
     assert f"Task: {episode.task.instruction}" in told.output
-    assert "No reasoning: nothing was done yet" in told.output
-    assert "None: nothing was done yet" in told.output
+    assert "No reasoning: no action yet" in told.output
+    assert "No demonstrations: no act" in told.output
     assert "grader: sheet" in told.output
     assert "The last action changed" in told.output
     [kept] = read_trajectories(tmp_path)
@@ -109,9 +109,9 @@ def test_a_reply_that_cannot_be_read_is_told_in_words_and_the_session_goes_on(
         typed=["look", ":why", ":sheet", "look"],
     )
     assert told.exit_code == 0, told.output
-    assert "The first state is the real one, as none was imagined" in told.output
+    assert "The first state is the real one; the experience model imagined none" in told.output
     assert episode.start.text.splitlines()[0] in told.output
-    assert told.output.count("That failed: ") == 2
+    assert told.output.count("error: ") == 2
     assert "2 attempts: expected the four lines think, change, next and end" in told.output
 
 
