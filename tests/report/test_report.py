@@ -163,14 +163,14 @@ def test_a_torn_file_costs_its_tail_and_is_told(run_folder: Path, tmp_path: Path
     (copy / name).write_bytes(whole[: len(whole) // 2])
     run = read(copy)
     assert run.problems.count == 1
-    assert name in run.problems.told[0]
+    assert name in run.problems.messages[0]
     assert name in page([run])
 
 
 def test_a_run_without_anything_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     text = page([read(tmp_path)])
-    for said in ("No run here has practised", "No fidelity was measured", "kept no trajectories"):
+    for said in ("No run here has trained", "No fidelity was measured", "kept no trajectories"):
         assert said in text
     assert viewer_data(text) == []
     assert "<svg" not in text

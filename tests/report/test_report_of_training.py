@@ -23,7 +23,7 @@ async def test_a_run_in_the_dream_is_read_with_what_was_behind_its_steps(tmp_pat
     await train(config, experience_model=CorridorDream())
     ((name, folder),) = find_runs([config.train.out])
     run = read_run(name, folder, episodes=50)
-    assert run.problems.told == []
+    assert run.problems.messages == []
     assert (run.world, len(run.series("success")), len(run.series("reward_entropy"))) == ("dream", 3, 3)
     played = {(each.id, place) for each in run.kept.episodes for place in range(len(each))}
     assert len(run.kept.episodes) == 3 * config.train.group_size

@@ -1,4 +1,4 @@
-"""`dreamgym report`: what runs came to, as a table here and one self-contained page to look at."""
+"""`dreamgym report`: the results of runs as a table and one self-contained page."""
 
 from __future__ import annotations
 
@@ -23,46 +23,53 @@ from dreamgym.report.usage import usage_sheet
 from dreamgym.types import Trajectory
 
 _ABREAST = 4
-"""Runs beside one another in a terminal."""
+"""Runs per table in a terminal."""
 
 
 @console.command
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, or folders of those.")],
-    out: Annotated[Path, typer.Option(help="Where the page is written.")] = Path("report.html"),
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run directories, or directories of runs.")
+    ],
+    out: Annotated[Path, typer.Option(help="File of the page.")] = Path("report.html"),
     trajectories: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATH",
             help="Recorded trajectories (a path or builtin:alfworld); those of the runs' tasks are shown "
-            "beside the dreams. May be given more than once.",
+            "next to the synthetic ones. May be repeated.",
         ),
     ] = None,
-    episodes: Annotated[int, typer.Option(help="Episodes of each run in the viewer, at most.", min=0)] = 200,
+    episodes: Annotated[int, typer.Option(help="Most episodes per run in the viewer.", min=0)] = 200,
     as_json_document: Json = False,
 ) -> None:
-    """Show what runs came to: a table here, and one HTML file with everything.
+    """Print the results of runs as a table, and write one HTML file with all details.
 
-    The page has learning curves in dream and reality, reward entropy and the task pool, fidelity and drift,
-    what was spent, and a viewer of episodes, dream and real side by side. It needs no network and no server:
-    open it in any browser, send it to anybody. Runs are only read, also while they are going on.
+    The page has learning curves in the dream and the real environment, reward entropy, the task pool,
+    fidelity and drift, usage, and a viewer that compares synthetic and real episodes. It needs no network and
+    no server. Runs are only read, also while they are running.
 
     Examples:
 
       dreamgym report runs/agent
 
-      dreamgym report runs/agent runs/dreamer --out report.html --trajectories builtin:alfworld
+      dreamgym report runs/agent runs/experience --out report.html --trajectories builtin:alfworld
 
       dreamgym report runs --json
     """
-    found, beside, problems = write_report(runs, out, trajectories or (), episodes)
+    found, recorded_episodes, problems = write_report(runs, out, trajectories or (), episodes)
     unread = problems.count + sum(run.problems.count for run in found)
-    result = {"report": str(out), "runs": as_json(found), "recorded": len(beside), "problems": unread}
+    result = {
+        "report": str(out),
+        "runs": as_json(found),
+        "recorded": len(recorded_episodes),
+        "problems": unread,
+    }
     sides = [turned(overview(found[start : start + _ABREAST])) for start in range(0, len(found), _ABREAST)]
     sheets = [*sides, evaluation_sheet(found), cost_sheet(found), usage_sheet(found)]
     console.show(result, [_table(sheet) for sheet in sheets if sheet.rows], as_json=as_json_document)
     if unread:
-        console.err.print(f"{unread} places could not be read; the page says which", markup=False)
+        console.err.print(f"{unread} problems while reading; the page lists them", markup=False)
     if not as_json_document:
         console.err.print(f"report: {out}", markup=False, soft_wrap=True)
 
@@ -70,15 +77,14 @@ def report_command(
 def write_report(
     runs: Sequence[Path], out: Path, trajectories: Sequence[str], episodes: int
 ) -> tuple[list[Run], list[Trajectory], Problems]:
-    """Write the page; returns the runs that it shows, the recorded episodes beside them, and what of those
-    could not be read."""
+    """Write the page; returns the runs, the recorded episodes, and the problems while reading those."""
     found = [read_run(name, path, episodes=episodes) for name, path in find_runs(runs)]
     tasks = {each.task.id for run in found for each in run.kept.episodes}
     problems = Problems()
-    beside = recorded([dataset_path(each) for each in trajectories], tasks, episodes, problems)
+    recorded_episodes = recorded([dataset_path(each) for each in trajectories], tasks, episodes, problems)
     with atomic_write(out) as file:
-        file.write_text(page(found, beside), encoding="utf-8")
-    return found, beside, problems
+        file.write_text(page(found, recorded_episodes), encoding="utf-8")
+    return found, recorded_episodes, problems
 
 
 def _table(sheet: Sheet) -> Table:

@@ -1,1 +1,1 @@
-"""Shows runs: reads what they left on disk, nothing else, and makes tables and one whole page of it."""
+"""Reads run directories and renders tables and one HTML page."""

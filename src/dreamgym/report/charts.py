@@ -20,7 +20,7 @@ _LEAST = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One measurement; the ends of its interval where there is one."""
+    """One measurement, with its interval if it has one."""
 
     x: float
     y: float
@@ -30,15 +30,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What belongs together in a chart."""
+    """One series of a chart."""
 
     label: str
     points: tuple[Point, ...]
     colour: int = 0
     style: Literal["line", "dashed", "marks"] = "line"
-    """`marks`: each point by itself, with its interval, for what was measured now and then."""
+    """`marks`: separate points with intervals, for occasional measurements."""
     smooth: bool = False
-    """Whether a running mean is drawn over the points, which are pale then."""
+    """Whether a running mean is drawn over pale points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Chart:
     percent: bool = False
     """Whether the height is a share, from 0 to 100%."""
     absent: str = ""
-    """What to say where there is nothing to draw; nothing, for a chart that is hardly missed."""
+    """Text if there is nothing to draw; empty to leave the chart out."""
 
 
 def draw(chart: Chart) -> str:
@@ -97,7 +97,7 @@ def running_mean(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """From what was measured to where it is drawn."""
+    """Maps values to coordinates."""
 
     x0: float
     x1: float
@@ -142,8 +142,8 @@ def _grid(frame: _Frame, chart: Chart) -> Iterator[str]:
         value = frame.y0 + quarter / 4 * (frame.y1 - frame.y0)
         y = frame.up(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        told = f"{value:.0%}" if chart.percent else short(value)
-        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{told}</text>'
+        label = f"{value:.0%}" if chart.percent else short(value)
+        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
     middle = frame.x0 + (frame.x1 - frame.x0) / 2
     for value, anchor in ((frame.x0, "start"), (float(math.floor(middle)), "middle"), (frame.x1, "end")):
         if anchor == "middle" and not frame.x0 < value < frame.x1:
@@ -179,12 +179,12 @@ def _drawn(line: Line, frame: _Frame, *, percent: bool) -> Iterator[str]:
         for point in line.points:
             yield (
                 f'<circle cx="{frame.across(point.x):.1f}" cy="{frame.up(point.y):.1f}" r="3.5">'
-                f"<title>{label}: {_told(point, percent=percent)}</title></circle>"
+                f"<title>{label}: {_describe(point, percent=percent)}</title></circle>"
             )
     yield "</g>"
 
 
-def _told(point: Point, *, percent: bool) -> str:
+def _describe(point: Point, *, percent: bool) -> str:
     def say(value: float) -> str:
         return f"{value:.1%}" if percent else short(value)
 

@@ -1,4 +1,4 @@
-"""The trajectories of a run, as the page shows them: few enough, cut where they are long, every text tame."""
+"""The episodes of a run for the page: a sample of them, long texts cut, every text made visible."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TEXT_LIMIT = 4000
 STEP_LIMIT = 200
 FACT_LIMIT = 400
 PREDICTIONS = "predictions.jsonl"
-"""Where a run tells what its experience model was shown and what it changed, if it does."""
+"""Demonstrations and changes behind the predictions of a run."""
 _DEMONSTRATIONS = 8
 
 Shown: TypeAlias = dict[tuple[str, int], Row]
-"""What is known of a prediction beyond its outcome, by trajectory and position."""
+"""Demonstrations and changes of a prediction, by trajectory and position."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """The trajectories of one run: a spread of them, and how many there are in all."""
+    """A sample of the trajectories of one run, and their number."""
 
     episodes: list[Trajectory] = field(default_factory=list)
     total: int = 0
@@ -35,7 +35,7 @@ class Kept:
 
 
 def keep(run: Path, limit: int, problems: Problems) -> Kept:
-    """The trajectories in a run's folder and the folders directly in it, at most `limit`, evenly spread."""
+    """The trajectories in a run directory and its subdirectories, at most `limit`, evenly spaced."""
     kept = Kept()
     stride = 1
     for trajectory in _read(trajectory_files(run), problems):
@@ -54,7 +54,7 @@ def keep(run: Path, limit: int, problems: Problems) -> Kept:
 def recorded(
     paths: Iterable[Path], tasks: Collection[str], limit: int, problems: Problems, *, of_each: int = 3
 ) -> list[Trajectory]:
-    """Trajectories of these tasks from elsewhere, to be seen beside those of the runs."""
+    """Recorded trajectories of these tasks, to compare with those of the runs."""
     found: list[Trajectory] = []
     seen: dict[str, int] = {}
     for path in paths:
@@ -67,7 +67,7 @@ def recorded(
 
 
 def trajectory_files(run: Path) -> list[Path]:
-    """Files that begin with a trajectory, in the folder and in those directly in it."""
+    """Files that start with a trajectory, in the directory and its subdirectories."""
     try:
         folders = [run, *sorted(each for each in run.iterdir() if each.is_dir() and not each.is_symlink())]
         return [
@@ -80,8 +80,8 @@ def trajectory_files(run: Path) -> list[Path]:
         return []
 
 
-def told(trajectory: Trajectory, run: str, shown: Shown) -> dict[str, Any]:
-    """An episode as the viewer takes it: plain text and numbers, nothing that could be run."""
+def episode_data(trajectory: Trajectory, run: str, shown: Shown) -> dict[str, Any]:
+    """An episode as plain text and numbers for the viewer."""
     task, source = trajectory.task, trajectory.provenance
     facts: Sequence[Sequence[object]] | None = None
     if trajectory.sheet is not None:

@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: no request leaves it, and no text of a run can act in it.
+"""Renders one self-contained HTML file: it sends no request, and no text of a run can run as code.
 
 Three walls, each enough by itself: texts are escaped here and set as text (never as HTML) by the script; data
 is JSON without a single `<`; and the policy in the head allows exactly the two inline blocks written here, by
@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 from dreamgym.report.charts import COLOURS, Chart, draw
-from dreamgym.report.episodes import STEP_LIMIT, TEXT_LIMIT, told
+from dreamgym.report.episodes import STEP_LIMIT, TEXT_LIMIT, episode_data
 from dreamgym.report.run_reader import Run
 from dreamgym.report.safe_reading import visible
 from dreamgym.report.tables import (
@@ -34,7 +34,7 @@ from dreamgym.types import Trajectory
 
 
 def page(runs: Sequence[Run], recorded: Sequence[Trajectory] = ()) -> str:
-    """The whole report. `recorded` are trajectories from elsewhere, to be seen beside those of the runs."""
+    """The report. `recorded` are further trajectories to compare with those of the runs."""
     style, script = _asset("page.css"), _asset("viewer.js")
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
@@ -167,15 +167,15 @@ def _viewer(runs: Sequence[Run], recorded: Sequence[Trajectory]) -> str:
 
 
 def _episodes(runs: Sequence[Run], recorded: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    found = [told(each, run.name, run.kept.shown) for run in runs for each in run.kept.episodes]
-    return found + [told(each, "recorded", {}) for each in recorded]
+    found = [episode_data(each, run.name, run.kept.shown) for run in runs for each in run.kept.episodes]
+    return found + [episode_data(each, "recorded", {}) for each in recorded]
 
 
 def _problems(runs: Sequence[Run]) -> str:
     broken = [run for run in runs if run.problems.count]
     if not broken:
         return ""
-    rows = tuple((run.name, problem) for run in broken for problem in run.problems.told)
+    rows = tuple((run.name, problem) for run in broken for problem in run.problems.messages)
     total = sum(run.problems.count for run in broken)
     sheet = Sheet(title=f"{total} places that could not be read", columns=("run", "what"), rows=rows)
     return f'<section id="problems"><h2>Problems</h2>{_table(sheet)}</section>'

@@ -1,4 +1,4 @@
-"""What the folder of a run tells: curves, evaluations, the pool, fidelity, what was spent, a few episodes."""
+"""Reads a run directory: curves, evaluations, task pool, fidelity, usage, and some episodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What one part of a run has cost; None where it was not counted."""
+    """The cost of one stage of a run; None for what was not counted."""
 
     name: str
     real_steps: float | None = None
@@ -55,35 +55,35 @@ class Stage:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """All that is shown of one folder."""
+    """The content of one run directory."""
 
     name: str
     path: Path
     world: str = "dream"
-    """Where it practised: `dream` or `real`."""
-    practice: list[Row] = field(default_factory=list)
+    """Where it trained: `dream` or `real`."""
+    steps: list[Row] = field(default_factory=list)
     validation: list[Evaluated] = field(default_factory=list)
     """Evaluations while it trained, which choose the policy."""
     evaluations: list[Evaluated] = field(default_factory=list)
     """Evaluations afterwards, by `dreamgym evaluate`, oldest first."""
     compared: list[Evaluated] = field(default_factory=list)
-    """The same of others' policies, which this one was compared with."""
+    """Evaluations of the policies that this one was compared with."""
     comparisons: list[tuple[str, Point, int]] = field(default_factory=list)
-    """Paired differences: against whom, how much better, on how many episodes."""
+    """Paired differences: (other policy, difference, number of episodes)."""
     stages: list[Stage] = field(default_factory=list)
     usage: Row | None = None
-    """What was asked of endpoints, where any was."""
+    """Usage of endpoints, if there is any."""
     pool: PoolSummary | None = None
     fidelity: list[tuple[str, Row]] = field(default_factory=list)
-    """(what was left out of the experience model, what was measured)."""
+    """(parts left out of the experience model's prompt, measurements)."""
     teaching: list[Row] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
     problems: Problems = field(default_factory=Problems)
 
     def series(self, *names: str) -> tuple[Point, ...]:
-        """One number of every practised step, where it was told."""
+        """One metric of every training step that has it."""
         found = []
-        for row in self.practice:
+        for row in self.steps:
             x, y = number(row.get("step")), number(row_at(row, *names[:-1]).get(names[-1]))
             if x is not None and y is not None:
                 found.append(Point(x=x, y=y))
@@ -99,7 +99,7 @@ class Run:
 
 
 def find_runs(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """(name, folder) of every run: each given one, and where it is a folder of runs, those in it.
+    """(name, directory) of every run: those given, and those in a given directory of runs.
 
     Raises:
         DataError: a path is no folder, or nothing in it looks like a run.
@@ -121,17 +121,17 @@ def find_runs(paths: Sequence[Path]) -> list[tuple[str, Path]]:
 
 
 def read_run(name: str, path: Path, *, episodes: int) -> Run:
-    """Everything in one folder that can be read; what cannot is in its problems."""
+    """The readable content of one run directory; the rest is in its problems."""
     problems = Problems()
     run = Run(name=name, path=path, problems=problems)
     rows = _last_of_each(read_rows(path / METRICS, problems))
-    run.practice = [row for row in rows if row.get("kind") == "train"]
+    run.steps = [row for row in rows if row.get("kind") == "train"]
     run.validation = [
         found for row in rows if row.get("kind") == "evaluation" and (found := _validation(row)) is not None
     ]
     summary = read_object(path / SUMMARY, problems)
-    told = (amounts for row in reversed(rows) if (amounts := row_at(row, "spent")))
-    spent: Row = next(told, row_at(summary, "spent"))
+    recorded = (amounts for row in reversed(rows) if (amounts := row_at(row, "spent")))
+    spent: Row = next(recorded, row_at(summary, "spent"))
     run.stages = [*_stages(spent), *_summary_stages(summary)]
     run.world = _world(read_object(path / CONFIG, problems), spent)
     run.usage = read_object(path / USAGE, problems)
@@ -171,7 +171,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The end of each path that tells it from the others.
+    """The shortest end of each path that identifies it.
 
     >>> _names([Path("runs/a/agent"), Path("runs/b/agent"), Path("old")])
     ['a/agent', 'b/agent', 'old']
@@ -187,7 +187,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _last_of_each(rows: Iterator[Row]) -> list[Row]:
-    """Of two rows about the same step the last holds: a step that a crash took back was played again."""
+    """The last row of each step: a step that a crash undid was run again."""
     last: dict[tuple[str, float], Row] = {}
     for row in rows:
         step = number(row.get("step"))
@@ -235,7 +235,7 @@ def _stages(spent: Row) -> list[Stage]:
 
 
 def _summary_stages(summary: Row | None) -> list[Stage]:
-    """Of a folder whose summary tells its stages by name."""
+    """From a summary with named stages."""
     found = []
     for name, row in row_at(summary, "stages").items():
         if isinstance(row, dict):

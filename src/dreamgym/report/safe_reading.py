@@ -1,7 +1,7 @@
-"""Reads the files of a run as they are: absent, torn, or written by somebody who means harm.
+"""Reads the files of a run, which may be missing, incomplete or hostile.
 
-Nothing here raises for what a file holds. What cannot be used is told once, in `Problems`, and passed over;
-what is shown of a text can neither steer a terminal nor hide in a page.
+Nothing here raises for the content of a file: what cannot be used is added to `Problems` and skipped. Texts
+are made visible, so that they can neither control a terminal nor hide in a page.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from dreamgym.files import read_lines
 Row = dict[str, Any]
 
 MAX_BYTES = 64 * 2**20
-_TOLD = 20
+_MAX_MESSAGES = 20
 _LARGEST = 1e15
 
 
 class Problems:
-    """What could not be read; the first few in words, all of them counted."""
+    """Count of what could not be read, and the first few messages."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def add(self, problem: object) -> None:
         self.count += 1
-        if len(self.told) < _TOLD:
-            self.told.append(visible(str(problem))[:400])
+        if len(self.messages) < _MAX_MESSAGES:
+            self.messages.append(visible(str(problem))[:400])
 
 
 def read_object(path: Path, problems: Problems) -> Row | None:
-    """The object in a JSON file; None where there is none that can be read."""
+    """The object in a JSON file; None if it cannot be read."""
     value = read_json(path, problems)
     if value is not None and not isinstance(value, dict):
         problems.add(f"{path}: expected an object, got {type(value).__name__}")
@@ -45,7 +45,7 @@ def read_object(path: Path, problems: Problems) -> Row | None:
 
 
 def read_json(path: Path, problems: Problems) -> Any:
-    """Whatever a JSON file holds; None where it is not there or cannot be read."""
+    """The content of a JSON file; None if it is missing or cannot be read."""
     try:
         if not path.is_file():
             return None
@@ -59,7 +59,7 @@ def read_json(path: Path, problems: Problems) -> Any:
 
 
 def read_rows(path: Path, problems: Problems) -> Iterator[Row]:
-    """The objects of a file of JSON lines, in order; a line that is none is told and passed over."""
+    """The objects of a JSONL file; other lines are reported and skipped."""
     if not path.is_file():
         return
     for number, line in read_lines(path, on_bad=problems.add):
@@ -75,7 +75,7 @@ def read_rows(path: Path, problems: Problems) -> Iterator[Row]:
 
 
 def number(value: object) -> float | None:
-    """A number that a run can have: finite, and not beyond what charts can tell apart. Else None.
+    """A finite number of a size that charts can draw, else None.
 
     >>> [number(each) for each in (3, 0.5, True, "7", float("nan"), None, 10**400)]
     [3.0, 0.5, None, None, None, None, None]
@@ -90,20 +90,20 @@ def number(value: object) -> float | None:
 
 
 def count(value: object) -> int:
-    """A number of things; 0 where it cannot be one."""
+    """A count; 0 if the value is none."""
     found = number(value)
     return int(found) if found is not None and found >= 0 else 0
 
 
 def row_at(row: object, *names: str) -> Row:
-    """The object under a path of keys, empty where there is none."""
+    """The object under a path of keys; empty if there is none."""
     for name in names:
         row = row.get(name) if isinstance(row, dict) else None
     return row if isinstance(row, dict) else {}
 
 
 def visible(text: str) -> str:
-    """Text with every character to be seen: control and direction marks are spelt out.
+    """Text with control characters and direction marks escaped.
 
     >>> visible("a\\x1b[2Jb\\u202ec\\n")
     'a\\\\x1b[2Jb\\\\u202ec\\n'

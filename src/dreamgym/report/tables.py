@@ -1,4 +1,4 @@
-"""What is told of runs, in numbers and lines: the same for the terminal, for programs and for the page."""
+"""Tables and charts of runs, shared by terminal, JSON and page."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dreamgym.report.safe_reading import Row, count, number, row_at, visible
 
 NOTHING = "–"
 _LATEST = 10
-"""Steps whose mean stands for where practice is now: one step is too few episodes to say."""
+"""Steps in the mean of the latest success: one step has too few episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """A table: what it shows, its columns, its rows, and what to know when reading it."""
+    """A titled table with a note."""
 
     title: str
     columns: tuple[str, ...]
@@ -35,25 +35,25 @@ _SERIES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("Refused actions", ("refused_share",), "Share of the turns that the environment said no to.", ""),
     ("Entropy of the policy", ("learner", "entropy"), "Nats per token, where the learner tells it.", ""),
 )
-"""(title, where the number is in a row of the metrics, how to read it, what to say if it is nowhere)."""
+"""(title, path of the metric in a row, note, text if no run has it)."""
 
 
 def learning_charts(runs: Sequence[Run]) -> Iterator[Chart]:
     """Success in the dream and in reality, return, reward entropy and the pool, over the steps."""
     yield Chart(
         title="Success while learning",
-        note="Thin lines: share of the episodes of each step, in the dream or, where a run practises there, "
+        note="Thin lines: share of the episodes of each step, in the dream or, where a run trains there, "
         "in reality; rollouts of one task are alike, so no interval is given. Thick: running mean. "
         "Points with bars: real evaluation on held-out tasks with its 95% interval.",
         percent=True,
         lines=tuple(_success_lines(runs)),
-        absent="No run here has practised: there is no metrics.jsonl with steps in it.",
+        absent="No run here has trained: there is no metrics.jsonl with steps in it.",
     )
     yield Chart(
         title="Real success against real steps spent",
-        note="Each point is an evaluation, placed at the real steps that practice had used by then; "
+        note="Each point is an evaluation, placed at the real steps that training had used by then; "
         "steps of evaluation itself are not counted here.",
-        across="real steps of practice",
+        across="real steps of training",
         percent=True,
         lines=tuple(_by_real_steps(runs)),
     )
@@ -66,7 +66,7 @@ def learning_charts(runs: Sequence[Run]) -> Iterator[Chart]:
         yield Chart(title=title, note=note, lines=tuple(lines), percent=percent, absent=absent)
     yield Chart(
         title="Task pool",
-        note="Generated tasks (solid) beside the given ones (dashed).",
+        note="Solid: generated tasks. Dashed: given tasks.",
         lines=tuple(_pool_lines(runs)),
         absent="No run here has generated tasks: there is no tasks.jsonl that tells of any.",
     )
@@ -128,8 +128,8 @@ def overview(runs: Sequence[Run]) -> Sheet:
         rows.append(
             (
                 run.name,
-                run.world if run.practice else NOTHING,
-                str(len(run.practice)) if run.practice else NOTHING,
+                run.world if run.steps else NOTHING,
+                str(len(run.steps)) if run.steps else NOTHING,
                 _latest(run.series("success"), percent=True),
                 share(newest.success, newest.episodes) if newest else NOTHING,
                 _latest(run.series("reward_entropy")),
@@ -143,18 +143,18 @@ def overview(runs: Sequence[Run]) -> Sheet:
     return Sheet(
         title="Runs",
         columns=(
-            *("run", "practised in", "steps", f"success, last {_LATEST}", "real success [95%]"),
+            *("run", "trained in", "steps", f"success, last {_LATEST}", "real success [95%]"),
             *("reward entropy", "real steps", "synthetic steps", "seconds", "next state exact"),
             "dream → real",
         ),
         rows=tuple(rows),
-        note=f"Success and reward entropy of practice are means of the last {_LATEST} steps; real success is "
+        note=f"Success and reward entropy of training are means of the last {_LATEST} steps; real success is "
         "the newest evaluation. Real steps include those of evaluation.",
     )
 
 
 def turned(sheet: Sheet) -> Sheet:
-    """The same with rows for columns: few runs of which much is told fit a terminal better so.
+    """The transposed table: a few runs with many columns fit a terminal better.
 
     >>> turned(Sheet(title="", columns=("run", "steps"), rows=(("a", "1"), ("b", "2")))).rows
     (('steps', '1', '2'),)
@@ -175,8 +175,8 @@ def evaluation_sheet(runs: Sequence[Run]) -> Sheet:
                 for family, found, episodes in each.families:
                     rows.append(("", "", "", family, share(found, episodes), "", ""))
         for against, difference, episodes in run.comparisons:
-            told = share(difference, episodes, sign=True)
-            rows.append((run.name, f"difference, paired: {against}", "", "all", told, "", ""))
+            difference_text = share(difference, episodes, sign=True)
+            rows.append((run.name, f"difference, paired: {against}", "", "all", difference_text, "", ""))
     return Sheet(
         title="Evaluation in reality",
         columns=(
@@ -283,14 +283,14 @@ def fidelity_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What the tables say, for programs."""
+    """The tables as JSON."""
     return [
         {
             "run": visible(run.name),
             "path": visible(str(run.path)),
             "world": run.world,
-            "steps": len(run.practice),
-            "practice_success": [[point.x, point.y] for point in run.series("success")],
+            "steps": len(run.steps),
+            "training_success": [[point.x, point.y] for point in run.series("success")],
             "reward_entropy": [[point.x, point.y] for point in run.series("reward_entropy")],
             "validation": [_evaluated(each) for each in run.validation],
             "evaluations": [_evaluated(each) for each in run.evaluations],
@@ -305,7 +305,7 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "spent": run.spent,
             "trajectories": {"total": run.kept.total, "successes": run.kept.successes},
             "fidelity": [visible(name or "whole") for name, _ in run.fidelity],
-            "problems": {"count": run.problems.count, "told": run.problems.told},
+            "problems": {"count": run.problems.count, "messages": run.problems.messages},
         }
         for run in runs
     ]
@@ -325,9 +325,9 @@ def share(found: Point, episodes: int, *, sign: bool = False) -> str:
 
 def _success_lines(runs: Sequence[Run]) -> Iterator[Line]:
     for place, run in enumerate(runs):
-        where = "dream" if run.world == "dream" else "reality"
+        where = "dream" if run.world == "dream" else "the real environment"
         yield Line(
-            label=f"{run.name}, practice in {where}",
+            label=f"{run.name}, training in {where}",
             points=run.series("success"),
             colour=place,
             style="line" if run.world == "dream" else "dashed",
@@ -342,13 +342,13 @@ def _success_lines(runs: Sequence[Run]) -> Iterator[Line]:
 
 
 def _by_real_steps(runs: Sequence[Run]) -> Iterator[Line]:
-    """Also the runs that used none, if there is one to compare them with."""
+    """Includes runs without real steps, if there is one with them."""
     if all(run.world == "dream" for run in runs):
         return
     for place, run in enumerate(runs):
         spent = {
             number(row.get("step")): number(row_at(row, "spent").get("real_steps")) or 0.0
-            for row in run.practice
+            for row in run.steps
         }
         points = []
         for each in run.validation:

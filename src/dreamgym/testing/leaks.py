@@ -49,9 +49,7 @@ async def leaks_nothing(subject: Subject) -> str:
     if grown:
         raise CheckFailed(f"over {played} episodes, {', '.join(grown)}")
     if len(weights) < 3:
-        raise CheckSkipped(
-            f"{played} episodes are too few for this check: use {3 * subject.concurrency}"
-        )
+        raise CheckSkipped(f"{played} episodes are too few for this check: use {3 * subject.concurrency}")
     return (
         f"{played} episodes, {warm.megabytes:.0f} MB after warming up and {last.megabytes:.0f} MB at the end"
     )
