@@ -1,1 +1,1 @@
-"""The experience model: it plays the environment by reasoning about a world sheet."""
+"""The experience model: it predicts an environment by reasoning about a world sheet."""
