@@ -183,4 +183,4 @@ async def test_where_no_sheet_names_anything_there_is_no_f1_of_objects(recorded:
     assert set(found.to_dict()["left_out"]) == {"object_f1", "dream_to_real"}
     table = markdown_table(found)
     assert "| objects, set-F1 | left out: no world sheet names anything | 0 |" in table
-    assert "| dream → real (WM2Real) | left out: the real environment was not at hand | 0 |" in table
+    assert "| dream → real (WM2Real) | left out: the real environment is not installed | 0 |" in table

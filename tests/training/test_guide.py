@@ -79,11 +79,11 @@ def test_the_guide_leads_from_a_file_of_chats_to_a_dream_to_play(
         measured = json.loads((tmp_path / run / "fidelity.json").read_text(encoding="utf-8"))
         assert measured["left_out"] == {
             "object_f1": "no world sheet names anything",
-            "dream_to_real": "the real environment was not at hand",
+            "dream_to_real": "the real environment is not installed",
         }
         assert measured["dream_to_real"] is None
         table = (tmp_path / run / "fidelity.md").read_text(encoding="utf-8")
-        assert "| dream → real (WM2Real) | left out: the real environment was not at hand | 0 |" in table
+        assert "| dream → real (WM2Real) | left out: the real environment is not installed | 0 |" in table
         assert measured["asked"]["held_out"]
     assert measured["asked"]["tasks"] <= 6
     [played] = read_trajectories(tmp_path / "played")

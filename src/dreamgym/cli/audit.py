@@ -19,16 +19,18 @@ from dreamgym.training.run_dir import TRAJECTORIES, read_config
 
 @console.command
 def audit_command(
-    run: Annotated[Path, typer.Argument(help="A run that practised in the dream (`dreamgym train`).")],
-    episodes: Annotated[int, typer.Option(help="Imagined episodes to replay, the latest first.", min=1)] = 64,
-    engines: Annotated[int, typer.Option(help="Real episodes at once.", min=1)] = 8,
+    run: Annotated[Path, typer.Argument(help="A training run in the dream (`dreamgym train`).")],
+    episodes: Annotated[
+        int, typer.Option(help="Synthetic episodes to replay, the newest first.", min=1)
+    ] = 64,
+    engines: Annotated[int, typer.Option(help="Concurrent real episodes.", min=1)] = 8,
     as_json: Json = False,
 ) -> None:
-    """Do in reality what a policy did in the dream: how much of its success is real, and what is forgiven.
+    """Replay a policy's episodes of the dream in the real environment: how many successes are real?
 
-    Fidelity on recorded actions does not see what a policy finds out for itself. This does: it replays the
-    episodes that a run kept (train.save_groups) and tells where dream and reality part first. Episodes of
-    generated tasks and recombined worlds are left out: reality does not have them.
+    Fidelity on recorded actions does not cover what a policy discovers. This replays the saved episodes of a
+    run (train.save_groups) and prints the first difference between dream and reality by action. Episodes of
+    generated tasks and recombined start states are skipped: they do not exist in reality.
 
     Example:
 
@@ -36,16 +38,16 @@ def audit_command(
     """
     config = read_config(run)
     if config.train.mode != "dream":
-        raise ConfigError(f"{run}: expected a run in the dream, this one practised in reality")
+        raise ConfigError(f"{run}: expected a run in the dream, this one was trained in the real environment")
     kept = [each for each in read_trajectories(run / TRAJECTORIES) if each.provenance.source == "synthetic"]
     if not kept:
-        raise ConfigError(f"{run}: expected imagined episodes, none were kept; see train.save_groups")
+        raise ConfigError(f"{run}: expected synthetic episodes, none were saved; see train.save_groups")
 
     async def measure() -> Audit:
         factory = open_environment(config.environment.name, config.environment.options)
         try:
             with console.progress() as bar:
-                job = bar.add_task("in reality", total=episodes, note="")
+                job = bar.add_task("real episodes", total=episodes)
                 return await audit(
                     factory,
                     kept[-episodes:],

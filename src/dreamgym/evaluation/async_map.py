@@ -1,4 +1,4 @@
-"""Asks many questions at once, though never more than allowed, and keeps the answers in order."""
+"""An async map with bounded concurrency that keeps the order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 OnCount: TypeAlias = Callable[[int, int], None]
-"""Takes how many are done, and of how many."""
+"""Receives how many of how many are done."""
 
 
 async def ask_all(
@@ -23,7 +23,7 @@ async def ask_all(
     """`ask` for each question, at most `in_flight` at a time; the first error ends all.
 
     Args:
-        on_count: told how many of how many are answered, at the start and after each.
+        on_count: called at the start and after each answer.
 
     >>> async def double(number: int) -> int:
     ...     return 2 * number
@@ -53,4 +53,4 @@ async def ask_all(
 
 
 def _uncounted(done: int, total: int) -> None:
-    """Nobody watches."""
+    """Without a callback."""

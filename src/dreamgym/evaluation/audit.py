@@ -1,8 +1,7 @@
-"""What a policy did in the dream, done again in reality: what the dream forgives, and practice exploits.
+"""Audit: replays a policy's synthetic episodes in the real environment.
 
-Fidelity on recorded actions says how well a dream answers what experts and random players do. A policy that
-practises tries other things, and finds whatever the dream lets pass. So its own imagined episodes are the
-ones to check.
+Fidelity on recorded actions measures the dream on what experts and random policies do. A policy that trains
+in the dream tries other actions and exploits its errors, so its own episodes are the ones to check.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """The first step of an episode at which the dream said something else than reality."""
+    """The first step of an episode where dream and reality differ."""
 
     action: str
     dreamt: str
     real: str
     success: bool
-    """Of the imagined episode."""
+    """Of the synthetic episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +36,13 @@ class Audit:
     episodes: int
     """Replayed."""
     left_out: int
-    """Imagined in a world that reality does not have (another first state, no such task), or broken there."""
+    """Not replayable: another first state, no such task, or a failed real episode."""
     successes: Estimate
-    """Of the episodes that succeed in the dream, those that succeed in reality, too."""
+    """Share of successes in the dream that succeed in reality."""
     faithful: Estimate
-    """Of all episodes, those whose every state is the real one."""
+    """Share of episodes whose every state equals the real one."""
     by_verb: dict[str, int]
-    """First departures by the first word of the action, most frequent first."""
+    """First differences by the first word of the action, most frequent first."""
     departures: tuple[Departure, ...]
     """Examples."""
 
@@ -68,7 +67,7 @@ async def audit(
     in_flight: int = 8,
     on_count: OnCount | None = None,
 ) -> Audit:
-    """Replay imagined trajectories in the real environment."""
+    """Replay synthetic trajectories in the real environment."""
     known = [each for each in imagined if not each.task.id.startswith("generated/")]
     replays = await replay_in_reality(
         factory, [ActionList.of(each) for each in known], in_flight=in_flight, on_count=on_count

@@ -1,7 +1,7 @@
-"""Closed-loop fidelity: the same actions in the dream and in reality, and how far the two part.
+"""Closed-loop fidelity: the same actions in the dream and in reality.
 
-Here the experience model lives with its own answers: a wrong state or sheet is what its next prediction
-starts from. Nothing but lists of actions crosses between the worlds, so no policy's skill is measured too.
+Each prediction starts from the model's own previous state and sheet. Only lists of actions are shared between
+dream and reality, so no policy's skill influences the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNTOLD = WorldSheet(facts=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionList:
-    """What to do in one episode, and the world to do it in."""
+    """The actions of one episode, and its start."""
 
     task: Task
     actions: tuple[str, ...]

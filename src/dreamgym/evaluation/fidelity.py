@@ -1,10 +1,10 @@
-"""Measures an experience model against reality, and tells it as a table, a plot and JSON.
+"""Measures an experience model against the real environment: a table, a plot and JSON.
 
     real trajectories ─┬─ step by step, true past ──▶ StepFidelity ──▶ Theorem 1
                        └─ their actions in the dream ─┬─▶ drift, real → dream, replay spread
                           (and near misses of them)   └─ successes in reality ──▶ dream → real (WM2Real)
 
-What each number means stands in ``docs/guides/fidelity.md``.
+``docs/guides/fidelity.md`` explains each number.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OnStage: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """All that was measured of one experience model."""
+    """All measurements of one experience model."""
 
     experience_model: str
     episodes: int
@@ -54,14 +54,14 @@ class Fidelity:
     drift: tuple[DriftPoint, ...]
     real_to_dream: Transfer
     dream_to_real: Transfer | None
-    """None where no real environment was at hand. Near misses are among them."""
+    """None without a real environment. Includes near misses."""
     near_misses: Transfer | None
     """The near misses alone: of those that succeed in the dream, how many do in reality."""
     replay_spread: ReplaySpread
     theorem: Theorem1 | None
-    """None where nothing was answered."""
+    """None if no prediction was readable."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """What could not be measured, by the name of its field, and why."""
+    """Fields that could not be measured, with the reason."""
     judged: Judged | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ async def measure_fidelity(
     real_concurrency: int = 8,
     on_stage: OnStage | None = None,
 ) -> Fidelity:
-    """Every number. `trajectories` are real and of tasks the model never learnt from.
+    """All measurements. `trajectories` are real and of tasks that the model was not fine-tuned on.
 
     Args:
         judge: scores synthetic episodes by the paper's rubrics, if given.
@@ -160,7 +160,7 @@ def _left_out(steps: StepFidelity, factory: EnvironmentFactory | None) -> dict[s
     if steps.predictions and not steps.object_f1.count:
         found["object_f1"] = "no world sheet names anything"
     if factory is None:
-        found["dream_to_real"] = "the real environment was not at hand"
+        found["dream_to_real"] = "the real environment is not installed"
     return found
 
 

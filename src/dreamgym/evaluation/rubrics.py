@@ -1,6 +1,6 @@
-"""The paper's four rubrics over many predictions: mean scores, with the judge that gave them.
+"""Mean scores of many predictions on the paper's four rubrics, with the name of the judge.
 
-Another judge gives other scores, so a result without its judge's name says nothing.
+Scores of different judges are not comparable.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dreamgym.types import FailureKind, Trajectory, history
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What one judge made of many transitions."""
+    """The scores of one judge over many transitions."""
 
     judge: str
     scores: dict[str, Estimate]
     """Mean score of each rubric, 0 to 2, higher is better for all."""
     failures: dict[str, int]
-    """Transitions that got no readable scores, by kind; they are in no mean."""
+    """Transitions without readable scores, by kind; they count in no mean."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -129,8 +129,6 @@ def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentS
     if chosen.mode == "dream" and config.learner.algorithm != "dpo":
         _check_dream(config, spec, has_experience_model)
     generates(config, spec)
-    if chosen.init_from is not None:
-        read_config(parse_policy_name(chosen.init_from)[0])
     for source in chosen.data:
         dataset_path(source)
     return spec
