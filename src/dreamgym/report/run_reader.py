@@ -76,7 +76,7 @@ class Run:
     pool: PoolSummary | None = None
     fidelity: list[tuple[str, Row]] = field(default_factory=list)
     """(parts left out of the experience model's prompt, measurements)."""
-    teaching: list[Row] = field(default_factory=list)
+    fine_tuning: list[Row] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
     problems: Problems = field(default_factory=Problems)
 
@@ -142,7 +142,7 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
         if measured is not None:
             run.fidelity.append((file.stem.removeprefix("fidelity").removeprefix("-no-"), measured))
     curve = read_json(path / CURVE, problems)
-    run.teaching = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
+    run.fine_tuning = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
     run.kept = keep(path, episodes, problems)
     return run
 

@@ -111,11 +111,11 @@ def fidelity_charts(runs: Sequence[Run]) -> Iterator[Chart]:
         "give that run to the report too.",
     )
     for key, title in (("loss", "Teaching: loss"), ("agreement", "Teaching: agreement")):
-        taught = [
-            Line(label=run.name, points=tuple(_points(run.teaching, key)), colour=place)
+        lines = [
+            Line(label=run.name, points=tuple(_points(run.fine_tuning, key)), colour=place)
             for place, run in enumerate(runs)
         ]
-        yield Chart(title=title, lines=tuple(taught), note="On held-out examples of the experience model.")
+        yield Chart(title=title, lines=tuple(lines), note="On held-out examples of the experience model.")
 
 
 def overview(runs: Sequence[Run]) -> Sheet:

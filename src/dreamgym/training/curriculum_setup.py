@@ -1,6 +1,6 @@
 """Puts a curriculum together: the pool of a run, who writes variations, and the worlds to dream them in.
 
-`curriculum_of` does all of it from the settings of a run; the parts serve whoever brings a generator along.
+`curriculum_of` does it from the settings of a run; the parts serve callers with a generator of their own.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def worlds_for(spec: EnvironmentSpec, sheets: Iterable[WorldSheet]) -> SampledSt
 def fine_tuned_proposer(
     model: LanguageModel, worlds: SampledStarts, *, name: str, settings: CurriculumConfig
 ) -> FineTunedTaskProposer:
-    """The experience model's own weights, asked as they were taught to vary tasks."""
+    """The experience model, with the prompt that it was fine-tuned to vary tasks with."""
 
     def prompt(task: Task) -> str | None:
         sheet = worlds(task)
@@ -236,7 +236,7 @@ def _seed(pool: TaskPool, seeds: Sequence[Task]) -> None:
     if held - given or (pool.started and given - held):
         raise ConfigError(
             f"{pool.path}: this run was begun with {len(held)} seed tasks, of which {len(held & given)} are "
-            f"among the {len(given)} given now; use the same data to go on, or choose another folder"
+            f"among the {len(given)} given now; use the same data to resume, or choose another directory"
         )
     pool.add_seeds(seeds)
 
