@@ -37,6 +37,13 @@ def text_of(tokens: Sequence[int]) -> str:
     return str(small_models.tokenizer().decode(list(tokens), skip_special_tokens=True))
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-9])
+def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
+    logits = torch.tensor([[2.0, 50.0, 1.0], [9.0, 0.0, 8.0]])
+    params = SamplingParams.of([1, 2], [temperature, 1e-300], [1.0, 0.5], torch.device("cpu"))
+    assert sample_tokens(logits, params, np.zeros(2, dtype=np.uint64)).tolist() == [1, 0]
+
+
 async def test_a_seed_fixes_the_completion_whatever_else_is_asked(language_model: LocalLanguageModel) -> None:
     alone = await language_model.complete(ask(seed=7))
     crowd = [ask(seed=seed, prompt="look " * seed, temperature=seed / 3, top_p=0.7) for seed in range(1, 30)]

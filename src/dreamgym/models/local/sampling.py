@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_SMALLEST_TEMPERATURE = 1e-6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -36,10 +37,13 @@ class SamplingParams:
     def of(
         cls, seeds: list[int], temperatures: list[float], top_ps: list[float], device: torch.device
     ) -> SamplingParams:
-        greedy = [temperature == 0 for temperature in temperatures]
+        # Below this, logits divided by the temperature overflow: the likeliest token has all probability.
+        greedy = [temperature < _SMALLEST_TEMPERATURE for temperature in temperatures]
         return cls(
             seeds=np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64),
-            temperature=torch.tensor([t or 1.0 for t in temperatures], device=device)[:, None],
+            temperature=torch.tensor(
+                [1.0 if low else t for t, low in zip(temperatures, greedy, strict=True)], device=device
+            )[:, None],
             top_p=torch.tensor(top_ps, device=device)[:, None],
             greedy=torch.tensor(greedy, device=device),
             all_greedy=all(greedy),
