@@ -13,7 +13,8 @@ all of them.
 - generate_batch: one continuous batching manager for all turns, with its paged cache and shared prefixes.
 - generate: the whole conversation each turn, one batch with left padding.
 
-N episodes are compared with the side's best batch of up to N episodes, by each clock. Setting up a side is not timed.
+N episodes are compared with the side's best batch of up to N episodes, by wall and by CPU time.
+Setting up a side is not timed.
 """
 
 from __future__ import annotations
