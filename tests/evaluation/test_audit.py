@@ -72,4 +72,4 @@ def test_the_command_reads_what_a_run_kept_and_refuses_a_run_in_reality(
     (run / "config.json").write_text(config_json(real), encoding="utf-8")
     refused = CliRunner().invoke(app, ["experience", "audit", str(run)])
     assert refused.exit_code != 0
-    assert "practised in reality" in refused.output
+    assert "trained in the real environment" in refused.output

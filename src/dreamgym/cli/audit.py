@@ -20,9 +20,7 @@ from dreamgym.training.run_dir import TRAJECTORIES, read_config
 @console.command
 def audit_command(
     run: Annotated[Path, typer.Argument(help="A training run in the dream (`dreamgym train`).")],
-    episodes: Annotated[
-        int, typer.Option(help="Synthetic episodes to replay, the newest first.", min=1)
-    ] = 64,
+    episodes: Annotated[int, typer.Option(help="Synthetic episodes, newest first.", min=1)] = 64,
     engines: Annotated[int, typer.Option(help="Concurrent real episodes.", min=1)] = 8,
     as_json: Json = False,
 ) -> None:
