@@ -16,8 +16,8 @@ from dreamgym.models.usage import Usage
 from dreamgym.protocols import Environment
 from dreamgym.rollouts import GroupSettings, run_groups
 from dreamgym.testing import CorridorFactory
-from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.types import CompletionRequest, Trajectory
+from tests.chaos import ChaosPlan, ChaosProxy
 from tests.models.scripted_endpoint import served
 
 STORM = ChaosPlan(

@@ -20,8 +20,8 @@ from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.rate_limit import RateLimiter
 from dreamgym.models.usage import Usage
-from dreamgym.testing.chaos import ChaosProxy
 from dreamgym.types import CompletionRequest, FailureKind
+from tests.chaos import ChaosProxy
 from tests.models.scripted_endpoint import served
 
 

@@ -19,8 +19,8 @@ from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Environment
 from dreamgym.rollouts import CircuitBreaker, GroupSettings, run_groups
 from dreamgym.testing import CorridorFactory
-from dreamgym.testing.chaos import ChaosProxy
 from dreamgym.types import CompletionRequest, FailureKind
+from tests.chaos import ChaosProxy
 from tests.command import dreamgym
 from tests.models.scripted_endpoint import served
 

@@ -16,8 +16,8 @@ from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.registry import LanguageModels
 from dreamgym.models.usage import Usage, UsageRow, stage
-from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.types import CompletionRequest, FailureKind
+from tests.chaos import ChaosPlan, ChaosProxy
 from tests.models.scripted_endpoint import served
 
 

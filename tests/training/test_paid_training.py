@@ -12,10 +12,10 @@ import pytest
 from dreamgym.config import Config
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import LanguageModel
-from dreamgym.testing.chaos import ChaosPlan, ChaosProxy
 from dreamgym.training.metrics import Row, read_metrics
 from dreamgym.training.trainer import train
 from dreamgym.types import CompletionRequest, Prediction, State, Task, Transition, WorldSheet
+from tests.chaos import ChaosPlan, ChaosProxy
 from tests.models.scripted_endpoint import Served, served
 from tests.training.training_run import FACTORY, CorridorDream, record, run, settings
 
