@@ -72,10 +72,6 @@ class Curriculum:
         return {"step": self._step, "tasks": len(self.pool)}
 
     def load_state_dict(self, stored: Mapping[str, JsonValue]) -> None:
-        """
-        Raises:
-            ConfigError: the state belongs to another pool.
-        """
         step, tasks = stored.get("step"), stored.get("tasks")
         if not isinstance(step, int) or step < 0:
             raise ConfigError(f"expected the state of a curriculum with its step, got {stored!r}")

@@ -63,10 +63,6 @@ _ADAPTER: TypeAdapter[SeedRow | GeneratedRow | StepRow | ResumedRow] = TypeAdapt
 
 
 def task_row(task: Task) -> TaskRow:
-    """
-    Raises:
-        ValueError: the task's parameters are not JSON.
-    """
     fields = {name: getattr(task, name) for name in TaskRow.model_fields}
     return TaskRow(**fields | {"parameters": dict(task.parameters)})
 
@@ -76,11 +72,7 @@ def task_of(row: TaskRow) -> Task:
 
 
 def encode(rows: Iterable[PoolRow]) -> list[bytes]:
-    """JSON objects, each parsed before it is returned: a row that cannot be read must not get on disk.
-
-    Raises:
-        ValueError: a text or number has no representation in JSON (a lone surrogate, for example).
-    """
+    """JSON objects, each parsed before it is returned: a row that cannot be read must not get on disk."""
     lines = [json.dumps(row.model_dump(), allow_nan=False).encode() for row in rows]
     for line in lines:
         _ADAPTER.validate_json(line)
@@ -88,10 +80,6 @@ def encode(rows: Iterable[PoolRow]) -> list[bytes]:
 
 
 def decode(line: bytes) -> PoolRow:
-    """
-    Raises:
-        DataError: the line is not a row of a task pool.
-    """
     try:
         return _ADAPTER.validate_json(line)
     except ValidationError as error:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Self
 
 from dreamgym.curriculum.entropy import group_entropy, returns_by_task
@@ -195,9 +194,6 @@ class TaskPool:
 
         Args:
             step: the next step by default.
-
-        Raises:
-            ConfigError: the pool holds no seed tasks.
         """
         rng = Random(f"{self.seed}/{self.step if step is None else step}")
         generated = self.generated
@@ -296,9 +292,7 @@ class TaskPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _fresh(self, tasks: Iterable[Task], origin: str) -> list[Task]:
@@ -347,11 +341,7 @@ def pool_path(run_or_file: Path) -> Path:
 
 
 def read_pool(path: Path) -> TaskPool:
-    """A copy of the pool on disk, in memory; works while a run is writing it.
-
-    Raises:
-        DataError: there is none, or it is damaged.
-    """
+    """A copy of the pool on disk, in memory; works while a run is writing it."""
     pool = TaskPool()
     pool._apply(read_log(path, decode))
     return pool

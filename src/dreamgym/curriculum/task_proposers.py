@@ -37,11 +37,7 @@ class TaskProposer(Protocol):
     def name(self) -> str: ...
 
     async def propose(self, task: Task, *, count: int, seed: int) -> list[str | None]:
-        """Candidate instructions; None stands for a reply that cannot be parsed.
-
-        Raises:
-            EpisodeFailedError: the language model did not answer.
-        """
+        """Candidate instructions, None for a reply that cannot be parsed; raises `EpisodeFailedError`."""
         ...
 
     async def select(self, task: Task, candidates: Sequence[str], *, seed: int) -> Selection | None:

@@ -115,10 +115,6 @@ class LanguageModelAnnotator:
         self._max_tokens = max_tokens
 
     async def annotate(self, trajectory: Trajectory) -> Annotation:
-        """
-        Raises:
-            EpisodeFailedError: no reply parsed (`PARSE_ERROR`), or the model failed.
-        """
         tutorial: _Tutorial | None = None
         notes: list[Note] = []
         for first in range(0, max(len(trajectory), 1), self._chunk):
@@ -244,10 +240,6 @@ async def annotate_all(
     resume.
 
     A trajectory that the annotator failed on is counted by kind and left out; the next call tries it again.
-
-    Raises:
-        StoreError: the folder cannot be written, or another process is writing there.
-        DataError: a row in it is damaged.
     """
     report = AnnotateReport()
     counts = annotator.counts if isinstance(annotator, LanguageModelAnnotator) else RequestCounts()

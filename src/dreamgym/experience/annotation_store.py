@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -37,11 +36,7 @@ class _Row(BaseModel):
 
 
 class RecordedAnnotator:
-    """Reads the annotations by an annotator from a directory.
-
-    Raises:
-        DataError: the folder holds no annotations, or a damaged row.
-    """
+    """Reads the annotations by an annotator from a directory."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -72,12 +67,7 @@ def recorded_annotators(folder: Path) -> list[str]:
 
 
 class AnnotationStore:
-    """The annotations of one directory, with one writer at a time.
-
-    Raises:
-        StoreError: the directory cannot be written, or another process writes to it.
-        DataError: a row before the last one is damaged.
-    """
+    """The annotations of one directory, with one writer at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._log = AppendLog(folder / FILE, _decode)
@@ -94,9 +84,7 @@ class AnnotationStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._log.close()
 
 

@@ -91,10 +91,6 @@ class ReasoningExperienceModel:
         return self._checked.corrections
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
-        """
-        Raises:
-            EpisodeFailedError: no reply parsed.
-        """
         settings = self._settings
         text = start_prompt(task, sheet, actor=settings.actor, tell_facts=settings.tell_facts)
         return await ask_structured(
@@ -108,10 +104,6 @@ class ReasoningExperienceModel:
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
-        """
-        Raises:
-            EpisodeFailedError: no reply parsed, or the model or the grader failed.
-        """
         demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
         text = prompt(task, sheet, history, state.text, action, demonstrations, settings=self._settings)
         reply = await ask_structured(

@@ -55,9 +55,6 @@ class PromptedExperienceModel:
             grader: by default the model's own verdict, if the format reports success.
             retriever: where demonstrations come from; without it prompts have none.
             starts: known first states by task id; others are imagined.
-
-        Raises:
-            ConfigError: the format does not report success, and there is no grader.
         """
         if grader is None and not format.reports_success:
             raise ConfigError(
@@ -76,10 +73,6 @@ class PromptedExperienceModel:
         self._starts = starts or {}
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
-        """
-        Raises:
-            EpisodeFailedError: no reply parsed, or (`INVALID_TASK`) the format has no first states.
-        """
         if task.id in self._starts:
             return self._starts[task.id]
         request = self._format.start_request(task, sheet)
@@ -99,10 +92,6 @@ class PromptedExperienceModel:
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
-        """
-        Raises:
-            EpisodeFailedError: no reply parsed, or the model or the grader failed.
-        """
         settings = self._settings
         context = PromptContext(
             task=task,
@@ -159,10 +148,6 @@ def _length(request: CompletionRequest) -> int:
 
 
 def _check_facts(reply: ParsedReply, sheet: WorldSheet | None) -> None:
-    """
-    Raises:
-        EpisodeFailedError: `CONTRADICTION`: the reply ends a fact that is not in the prompt.
-    """
     if sheet is None or not sheet.facts:  # without facts, ending one does nothing
         return
     unknown = [fact for fact in reply.change.ended if fact not in sheet.facts]

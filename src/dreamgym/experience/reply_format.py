@@ -155,10 +155,6 @@ def reply_text(note: Note, outcome: Outcome, *, reasoning: bool = True) -> str:
 
 
 def parse_reply(text: str) -> ParsedReply:
-    """
-    Raises:
-        EpisodeFailedError: `PARSE_ERROR`, with what was expected and what came.
-    """
     found = _REPLY.match(text) if len(text) <= _MAX_CHARACTERS else None
     if found is None:
         raise parse_error(f"expected the four lines think, change, next and end, got {text[:200]!r}")
@@ -189,10 +185,6 @@ def _parse_change(text: str) -> Change:
 
 
 def check_fact(fact: Fact) -> None:
-    """
-    Raises:
-        EpisodeFailedError: `PARSE_ERROR`: the number of a name is not written in at most 9 decimal digits.
-    """
     for name in fact[1:]:
         if not has_plain_number(name):
             raise parse_error(f"expected names with numbers like 'safe 1', got {name[:100]!r}")
@@ -245,10 +237,6 @@ def start_text(state: str) -> str:
 
 
 def parse_start(text: str) -> str:
-    """
-    Raises:
-        EpisodeFailedError: `PARSE_ERROR`: the reply is not one line with a first state.
-    """
     found = _parse_line(text, "next: ")
     if found is None:
         raise parse_error(f"expected a first state, got {text[:200]!r}")

@@ -34,10 +34,6 @@ class SheetCheck:
     async def verdict(
         self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
     ) -> Verdict:
-        """
-        Raises:
-            EpisodeFailedError: `INVALID_TASK`: the task has no goal that can be checked.
-        """
         try:
             success = self._check(task, sheet)
         except (KeyError, ValueError) as error:
@@ -74,10 +70,6 @@ class EvidenceJudge:
     async def verdict(
         self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
     ) -> Verdict:
-        """
-        Raises:
-            EpisodeFailedError: no reply parsed.
-        """
         success = claimed and await self._is_done(task, sheet, transition)
         return Verdict(reward=float(success), success=success, source="judge")
 

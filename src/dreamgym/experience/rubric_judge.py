@@ -54,10 +54,6 @@ class RubricJudge:
         self._text_limit = text_limit
 
     async def score(self, task: Task, history: Sequence[Transition], transition: Transition) -> Scores:
-        """
-        Raises:
-            EpisodeFailedError: no reply parsed.
-        """
         request = CompletionRequest(
             prompt=self._prompt(task, history, transition),
             max_tokens=self._max_tokens,
@@ -94,8 +90,5 @@ def parse_scores(text: str) -> Scores:
     """
     >>> parse_scores('{"consistency": 2, "diversity": 1, "informativeness": 2, "hallucination": 0}').diversity
     1
-
-    Raises:
-        EpisodeFailedError: it is not one JSON object with the four rubrics as integers from 0 to 2.
     """
     return parse_json(Scores, text)

@@ -153,10 +153,6 @@ class DPO:
         }
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            ConfigError: the state has other settings or pairs, or belongs to another model.
-        """
         check_same_settings(self._settings(), stored["settings"])
         if stored["reference"].shape != self._reference.shape:
             raise ConfigError(

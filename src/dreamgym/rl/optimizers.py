@@ -271,10 +271,6 @@ class ModelOptimizer:
         return [weight.flatten()[-1].item() for weight in frozen]
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            ConfigError: the state belongs to another model.
-        """
         if stored["frozen"] != self._frozen():
             raise ConfigError("expected a checkpoint of the same model, its frozen weights are different")
         with self._updating():
@@ -291,11 +287,7 @@ def trainable_weights(model: Any) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def restore(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    """In place.
-
-    Raises:
-        ConfigError: they are not weights of the same model.
-    """
+    """In place."""
     if weights.keys() != stored.keys():
         odd = sorted(weights.keys() ^ stored.keys())
         raise ConfigError(
@@ -312,10 +304,6 @@ def restore(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None
 
 
 def check_same_settings(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ConfigError: the state was made with other settings, so the resumed run would be neither of the two.
-    """
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise ConfigError(

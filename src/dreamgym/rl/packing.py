@@ -90,9 +90,6 @@ def pack(
     """
     Args:
         next_prompt: if given, truncated trajectories get a bootstrap value of the state they ended in.
-
-    Raises:
-        ConfigError: a turn lacks its tokens.
     """
     batch = PackedBatch()
     for trajectory in trajectories:

@@ -46,10 +46,6 @@ class TrainingBatch:
 
 
 def learner_config(config: LearnerConfig | None, overrides: Mapping[str, Any]) -> LearnerConfig:
-    """
-    Raises:
-        ConfigError: an override is unknown or out of range.
-    """
     return validate(
         LearnerConfig, (config or LearnerConfig()).model_dump() | dict(overrides), prefix="learner."
     )
@@ -91,11 +87,7 @@ class PolicyGradient(ABC):
         return self._optimizer.updates
 
     def update(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-        """Trains on these groups; returns metrics.
-
-        Raises:
-            ConfigError: a trajectory lacks the exact tokens of its turns.
-        """
+        """Trains on these groups; returns metrics."""
         start = time.perf_counter()
         returns = [t.total_reward for group in groups for t in group.trajectories]
         metrics: dict[str, Any] = {
@@ -225,10 +217,6 @@ class PolicyGradient(ABC):
         }
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            ConfigError: the state has other settings or belongs to another model.
-        """
         check_same_settings(self._settings(), stored["settings"])
         self._optimizer.load_state_dict(stored)
         if self._reference is not None:

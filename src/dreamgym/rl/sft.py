@@ -145,10 +145,6 @@ class SFT:
         return {"settings": self._settings(), "steps": self.steps, **self._optimizer.state_dict()}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            ConfigError: the state has other settings or belongs to another model.
-        """
         check_same_settings(self._settings(), stored["settings"])
         self._optimizer.load_state_dict(stored)
         self.steps = stored["steps"]

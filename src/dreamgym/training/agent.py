@@ -177,9 +177,6 @@ class Agent:
 
         Returns:
             The metrics of the last update.
-
-        Raises:
-            ConfigError: no trajectory succeeds, or none fits the model's context.
         """
         from dreamgym.training.experience_run import known_environment
         from dreamgym.training.warm_start import make_sft
@@ -224,10 +221,6 @@ class Agent:
         return {name: weight.detach().clone() for name, weight in trainable_weights(self.model).items()}
 
     def restore(self, weights: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            ConfigError: they are weights of another model.
-        """
         from dreamgym.rl.optimizers import restore, trainable_weights
 
         with self.language_model.updating():
@@ -273,10 +266,6 @@ def make_agent(config: Config, trajectories: Sequence[Trajectory], folder: Path)
 
 
 def open_agent(config: Config, folder: Path) -> Agent:
-    """
-    Raises:
-        ConfigError: there is no such model.
-    """
     agent = config.agent
     from_scratch = not agent.model.startswith(HF_PREFIX)
     source = f"{HF_PREFIX}{folder / BASE}" if (folder / BASE).exists() else agent.model

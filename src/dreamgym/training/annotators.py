@@ -40,10 +40,6 @@ async def choose_annotator(
         annotations: a directory of annotations, or the file in it; new ones are appended.
         default_annotations: where annotations by a language model are stored if `annotations` is None.
         models: opens language models; the caller closes it.
-
-    Raises:
-        ConfigError: there is no such annotator.
-        DataError: `annotations` holds no usable annotations.
     """
     folder = annotations.parent if annotations is not None and annotations.name == FILE else annotations
     known = wanted is None or wanted in (RULES, PLAIN) or names_language_model(wanted)
@@ -95,11 +91,7 @@ class _OrPlain:
 
 
 def annotated(trajectories: Sequence[Trajectory], annotator: Annotator) -> list[Trajectory]:
-    """The trajectories that the annotator can annotate: all, unless it reads annotations from disk.
-
-    Raises:
-        DataError: there are none.
-    """
+    """The trajectories that the annotator can annotate: all, unless it reads annotations from disk."""
     if not isinstance(annotator, RecordedAnnotator):
         return list(trajectories)
     found = [trajectory for trajectory in trajectories if trajectory in annotator]

@@ -31,9 +31,6 @@ async def train_dpo(
     """Makes `train.steps` updates on pairs, `train.tasks_per_step` pairs each, and returns their number.
 
     Resumes a run that was stopped. The reference is the policy after its warm start.
-
-    Raises:
-        ConfigError: no task has both a success and a failure.
     """
     from dreamgym.rl.dpo import DPO, preference_pairs
 

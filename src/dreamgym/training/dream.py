@@ -58,11 +58,7 @@ class RecordedStarts:
 
 
 async def real_start(factory: EnvironmentFactory, task: Task, *, seed: int = 0) -> EpisodeStart:
-    """The start of a task in the real environment.
-
-    Raises:
-        ConfigError: the environment does not disclose its hidden facts.
-    """
+    """The start of a task in the real environment."""
     environment = factory.make(task, seed=seed)
     try:
         disclosing = find_world_sheet(environment)

@@ -50,10 +50,6 @@ async def open_episode_source(
     given: Overrides,
     on_row: OnRow,
 ) -> EpisodeSource:
-    """
-    Raises:
-        ConfigError: there are no tasks, or no experience model to imagine them with.
-    """
     chosen, real = config.train, given.real
     shown = given.experience_model is None and uses_demonstrations(config)
     buffer: ReplayBuffer | None = None

@@ -50,11 +50,6 @@ async def fine_tune(
         retriever: where demonstrations come from, if prompts show any; by default a replay buffer of these
             trajectories, made in `folder`.
         on_progress: called after every update.
-
-    Raises:
-        ConfigError: the directory holds a run with other settings.
-        StoppedError: the process received SIGTERM.
-        StoreError: another process trains in this directory, or it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     recorded = list(trajectories)

@@ -76,10 +76,6 @@ def load_experience_model(
         starts: first states that a prompted model need not imagine, see `known_starts`.
         without: parts of the prompt or the reply to leave out.
         cached_replies: replies that a fine-tuned model keeps for repeated prompts.
-
-    Raises:
-        ConfigError: the name, the grader or the settings cannot be used.
-        DataError: the directory is not an experience run.
     """
     name, config = str(name), config or Config()
     prompted = names_language_model(name)
@@ -217,9 +213,6 @@ def _load_fine_tuned(
 def choose_grader(wanted: str | None, spec: EnvironmentSpec | None) -> str:
     """The grader that was asked for; if none was, the world sheet where the environment can check a goal on
     it.
-
-    Raises:
-        ConfigError: there is no such grader here.
     """
     checks = spec is not None and spec.goal_met is not None
     if wanted is None or wanted == AUTO:
@@ -242,11 +235,7 @@ def make_grader(grader: str, spec: EnvironmentSpec | None, models: LanguageModel
 
 
 def check_prompted_model(name: str, config: Config, grader: str) -> None:
-    """Check the settings of a prompted experience model before anything starts.
-
-    Raises:
-        ConfigError: its name, its prompt or its grader cannot be used.
-    """
+    """Check the settings of a prompted experience model before anything starts."""
     check_language_model(name, config)
     if names_language_model(grader):
         check_language_model(grader, config)
@@ -287,10 +276,6 @@ def open_prompted_model(
 
 
 def json_format(settings: PromptedConfig, environment: str, spec: EnvironmentSpec | None) -> JsonFormat:
-    """
-    Raises:
-        ConfigError: the prompt is a file that cannot be read.
-    """
     description = environment_description(environment)
     if settings.prompt != AUTO:
         try:

@@ -85,10 +85,6 @@ class ExperienceRun(Section):
 
     @classmethod
     def read(cls, run: Path) -> Self:
-        """
-        Raises:
-            DataError: this is not the directory of an experience model.
-        """
         try:
             return validate(cls, json.loads((run / RUN_FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError, ConfigError) as error:
@@ -117,10 +113,6 @@ class ExperienceRun(Section):
         return [name if name.startswith(BUILTIN) else str(run.resolve() / name) for name in self.data]
 
     def check_resumes(self, run: Path) -> None:
-        """
-        Raises:
-            ConfigError: the run was started with other settings.
-        """
         if not (run / "checkpoint.pt").exists():
             return
         started, asked = ExperienceRun.read(run).model_dump(), self.model_dump()
@@ -139,9 +131,6 @@ def inherit_settings(config: Config, name: str) -> Config:
     none.
 
     A prompted language model (``endpoint:NAME`` …) has no run: its settings stay as they are.
-
-    Raises:
-        ConfigError: the settings name another environment, or other options of it.
     """
     if names_language_model(name):
         return config

@@ -129,11 +129,7 @@ class FineTuning:
         )
 
     def resume(self) -> None:
-        """Loads the checkpoint, if there is one.
-
-        Raises:
-            ConfigError: it was made with other settings or from another model.
-        """
+        """Loads the checkpoint, if there is one."""
         stored = RunDir(self._folder).load(CHECKPOINT)
         if stored is None or self.progress.step:
             return
@@ -148,9 +144,6 @@ class FineTuning:
 
         A cancelled task, Ctrl-C and SIGTERM stop it after the current update; the checkpoint and `model/` are
         written first.
-
-        Raises:
-            StoppedError: the process received SIGTERM.
         """
         self.resume()
         progress, saved = self.progress, time.monotonic()

@@ -50,11 +50,7 @@ class Loop:
     """Success of the last step in the dream."""
 
     async def run(self) -> str:
-        """Train until the last step or the end of the budget; returns why it ended.
-
-        Raises:
-            RolloutsFailingError: not one episode could be played.
-        """
+        """Train until the last step or the end of the budget; returns why it ended."""
         with gc_frozen():
             ended = await self._steps()
         recorder = self.recorder

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from dreamgym.curriculum.entropy import reward_entropy
@@ -36,18 +35,12 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def read_metrics(path: Path, kind: str | None = None) -> list[Row]:
-    """The rows of a run in order of steps, of one kind or all.
-
-    Raises:
-        DataError: there is no such file.
-    """
+    """The rows of a run in order of steps, of one kind or all."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:

@@ -63,10 +63,6 @@ def load_model(
 
     Args:
         names: groups of words that stand for one another, see `EnvironmentSpec.exchangeable`.
-
-    Raises:
-        ConfigError: there is no such model or device, or the model cannot be trained on replies.
-        MissingExtraError: LoRA is asked for and PEFT is not installed.
     """
     quiet_transformers()
     if settings.model.startswith(HF_PREFIX):
@@ -103,10 +99,6 @@ def load_pretrained(
         source: ``hf:`` and a folder, or a name that transformers can find.
         section: of the settings, for error messages.
         from_scratch: the folder holds a model of ours whose pretraining is yet to come.
-
-    Raises:
-        ConfigError: there is no such model or device, or the model cannot be trained on replies.
-        MissingExtraError: LoRA is asked for and PEFT is not installed.
     """
     quiet_transformers()
     device = find_device(settings.device, section=section)
@@ -133,10 +125,6 @@ def sft_rates(settings: AgentConfig | ExperienceConfig) -> dict[str, float | Non
 
 
 def check_adapter(settings: AgentConfig | ExperienceConfig, *, section: str) -> None:
-    """
-    Raises:
-        ConfigError: an adapter is asked for a model from scratch.
-    """
     if settings.adapter != "none":
         raise ConfigError(
             f"{section}.adapter={settings.adapter!r} adapts pretrained weights, which "

@@ -54,10 +54,6 @@ class Monitors:
         return warnings
 
     def check(self) -> None:
-        """
-        Raises:
-            TrainingCollapsedError: a sign lasted too long.
-        """
         for name, steps in self._bad.items():
             if steps >= 2 * self._patience and self._action == "stop":
                 raise TrainingCollapsedError(

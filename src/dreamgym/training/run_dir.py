@@ -54,12 +54,7 @@ class RunDir:
 
     @classmethod
     def open(cls, config: Config) -> Self:
-        """Lock the directory `config.train.out`, new or to be resumed; paths in `config` are absolute.
-
-        Raises:
-            StoreError: another process holds it, or it cannot be written.
-            ConfigError: it was started with other settings.
-        """
+        """Lock the directory `config.train.out`, new or to be resumed; paths in `config` are absolute."""
         path = config.train.out
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -87,10 +82,6 @@ class RunDir:
         self.close()
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            StoreError: it cannot be written; the previous version is unchanged.
-        """
         import torch
 
         try:
@@ -103,11 +94,7 @@ class RunDir:
             ) from None
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """None if there is no such file.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """None if there is no such file."""
         import torch
 
         path = self.path / name
@@ -139,11 +126,7 @@ class RunDir:
         write_text(self.path / SELECTED, json.dumps({"step": step, **why}, indent=2) + "\n")
 
     def selected_policy(self) -> int:
-        """Its step: the one that validation selected, else the newest saved one.
-
-        Raises:
-            DataError: there is none.
-        """
+        """Its step: the one that validation selected, else the newest saved one."""
         saved = self.saved_policies()
         if not saved:
             raise DataError(f"{self.path}: expected a training run, found no saved policy")
@@ -160,11 +143,7 @@ class RunDir:
 
 
 def read_config(run: Path) -> Config:
-    """The settings of a run.
-
-    Raises:
-        DataError: the directory is not a training run.
-    """
+    """The settings of a run."""
     try:
         return validate(Config, json.loads((run / CONFIG).read_text(encoding="utf-8")))
     except OSError:
@@ -186,10 +165,6 @@ def parse_policy_name(name: str) -> tuple[Path, int | None]:
 
 
 def check_resumable(path: Path, stored: Config, given: Config) -> None:
-    """
-    Raises:
-        ConfigError: a setting differs that must not change within a run.
-    """
     old, new = _flat(stored.model_dump(mode="json")), _flat(given.model_dump(mode="json"))
     for name in sorted(old.keys() | new.keys()):
         if name in _MAY_CHANGE or name.startswith(_NOT_USED):

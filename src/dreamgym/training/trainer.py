@@ -99,11 +99,7 @@ class _Run:
 
 
 def resolve_settings(config: Config) -> Config:
-    """The settings with environment, options, data and horizon of the experience run, if they name one.
-
-    Raises:
-        ConfigError: they state another environment or other options than that run.
-    """
+    """The settings with environment, options, data and horizon of the experience run, if they name one."""
     name = config.train.experience
     return config if name is None or config.train.mode != "dream" else inherit_settings(config, name)
 
@@ -113,9 +109,6 @@ def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentS
 
     Args:
         has_experience_model: whether the caller passes one as an object.
-
-    Raises:
-        ConfigError: they cannot work together.
     """
     chosen, name = config.train, config.environment.name
     if not config.agent.temperature:
@@ -173,11 +166,6 @@ async def train(
         experience_model: instead of `config.train.experience`.
         make_tasks: a task source, instead of the one in the settings.
         start_for: the start states of tasks that it generates.
-
-    Raises:
-        ConfigError: the settings cannot work, or the run was started with others.
-        TrainingCollapsedError: the monitors stopped it.
-        RolloutsFailingError: too many episodes fail.
     """
     config = with_absolute_paths(resolve_settings(config))
     spec = check(config, has_experience_model=experience_model is not None)

@@ -40,10 +40,6 @@ class UniformTasks:
         return {"drawn": self._drawn, "tasks": len(self._tasks)}
 
     def load_state_dict(self, stored: Mapping[str, JsonValue]) -> None:
-        """
-        Raises:
-            ConfigError: the state belongs to another list.
-        """
         drawn, tasks = stored.get("drawn"), stored.get("tasks")
         if tasks != len(self._tasks) or not isinstance(drawn, int):
             raise ConfigError(

@@ -45,9 +45,6 @@ async def warm_start(
     Args:
         refusals: the texts by which the environment refuses an action.
         think: writes missing thoughts, for an agent with `agent.thought`.
-
-    Raises:
-        ConfigError: there is no success to train on.
     """
     sft = make_sft(agent, trajectories, config, refusals=refusals, think=think)
     state = folder.load(WARM_START)
