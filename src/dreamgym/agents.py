@@ -51,10 +51,7 @@ class LanguageModelPolicy:
         seed: int = 0,
         name: str = "agent",
     ) -> None:
-        """
-        Args:
-            conversation: key of the episode's KV cache in a local model.
-        """
+        """`conversation` is the key of the episode's KV cache in a local model."""
         self.name = name
         self._model = model
         self._config = config
@@ -165,11 +162,7 @@ def prompt_reply_pairs(trajectory: Trajectory, config: AgentConfig) -> Iterator[
 
 
 def tokenize(trajectory: Trajectory, config: AgentConfig, codec: Codec, end_token: int) -> Trajectory:
-    """The trajectory with the tokens that this policy would have read and sampled in every turn.
-
-    Args:
-        end_token: the token that closes a reply.
-    """
+    """The trajectory with the tokens that this policy would have read and sampled in every turn."""
     turns: list[Transition] = []
     text = _GrowingText(codec)
     for transition, (prompt, reply) in zip(

@@ -30,11 +30,7 @@ class Curriculum:
         settings: CurriculumConfig,
         embedder: Embedder | None = None,
     ) -> None:
-        """
-        Args:
-            generator: None adds no tasks to the pool.
-            embedder: if given, similar tasks share their reward entropy, as PPO needs: it has no groups.
-        """
+        """With an `embedder`, similar tasks share their reward entropy, as PPO needs: it has no groups."""
         self.pool = pool
         self._generator = generator
         self._settings = settings

@@ -42,11 +42,7 @@ def group_entropy(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 async def cluster_entropy(
     groups: Sequence[RolloutGroup], embedder: Embedder, *, clusters: int
 ) -> dict[str, float]:
-    """The reward entropy of each task over the cluster of its instruction (PPO).
-
-    Args:
-        clusters: upper limit; there are fewer if instructions repeat.
-    """
+    """The reward entropy of each task over the cluster of its instruction (PPO)."""
     instructions = {group.task.id: group.task.instruction for group in groups}
     keys = await embedder.embed([(instruction, "") for instruction in instructions.values()])
     return clustered_entropy(returns_by_task(groups), list(instructions), cluster(keys, clusters))

@@ -33,12 +33,8 @@ class LanguageModelTaskGenerator:
         candidates: int = 4,
         attempts: int = 3,
     ) -> None:
-        """
-        Args:
-            pool: known tasks; an accepted candidate differs from all of them.
-            candidates: variations requested per task and attempt.
-            attempts: requests per task, until there are enough variations.
-        """
+        """Requests `candidates` variations per task and attempt; an accepted one differs from all of the
+        pool."""
         self._proposer = proposer
         self._filter = task_filter
         self._pool = pool
@@ -48,10 +44,7 @@ class LanguageModelTaskGenerator:
         """All candidates so far by result."""
 
     async def vary(self, tasks: Sequence[Task], *, count: int, seed: int) -> list[Task]:
-        """Up to `count` new valid tasks, at most one per task and attempt.
-
-        The same arguments and pool give the same tasks, if the language model honours seeds.
-        """
+        """Up to `count` new valid tasks, at most one per task and attempt, determined by the seed."""
         made: list[Task] = []
         known = self._filter.task_ids(self._pool.tasks)
         for attempt in range(self._attempts):

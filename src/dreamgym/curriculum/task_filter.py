@@ -46,10 +46,7 @@ class TaskFilter:
     def __init__(
         self, parse: ParseInstruction, find_sheet: FindSheet, *, reserved: Iterable[str] = ()
     ) -> None:
-        """
-        Args:
-            reserved: instructions of the evaluation splits.
-        """
+        """`reserved` are the instructions of the evaluation splits."""
         self._parse = parse
         self._find_sheet = find_sheet
         self._ids: dict[str, str] = {}
@@ -60,11 +57,7 @@ class TaskFilter:
         return {self._id(task.instruction) for task in tasks}
 
     def check(self, instruction: str, known: Collection[str]) -> Task | Rejection:
-        """The task of a candidate, or the reason of its rejection.
-
-        Args:
-            known: the `task_ids` of the pool.
-        """
+        """The task of a candidate, or why it is rejected; `known` are the `task_ids` of the pool."""
         text = instruction.strip()
         if not text or len(text) > _MAX_LENGTH or not text.isprintable():
             return Rejection.MALFORMED

@@ -216,12 +216,7 @@ class TaskPool:
         step: int | None = None,
         entropy: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """Store the results of one step; returns the reward entropy of each task by its id.
-
-        Args:
-            step: the next step by default.
-            entropy: by default the reward entropy of each task's own rollouts.
-        """
+        """Store the results of one step; returns the reward entropy of each task by its id."""
         entropy = group_entropy(groups) if entropy is None else entropy
         results: list[TaskResult] = []
         for name, returns in returns_by_task(groups).items():
@@ -237,11 +232,7 @@ class TaskPool:
         return dict(entropy)
 
     def most_informative(self, count: int, *, above: float = 0.0) -> list[Task]:
-        """The tasks of highest reward entropy, best first: hard, and possible since some rollouts succeed.
-
-        Args:
-            above: only tasks whose newest reward entropy exceeds this.
-        """
+        """The tasks of highest reward entropy, best first: hard, and possible since some rollouts succeed."""
         found = [each for each in self.records if each.entropy is not None and each.entropy > above]
         found.sort(key=lambda each: (-(each.entropy or 0.0), -each.history[-1][0], each.task.id))
         return [each.task for each in found[:count]]

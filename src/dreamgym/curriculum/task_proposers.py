@@ -58,12 +58,7 @@ class PromptedTaskProposer:
         temperature: float = 1.0,
         max_tokens: int = 600,
     ) -> None:
-        """
-        Args:
-            name: model and version, stored in the lineage of every generated task.
-            objects: what a task can be about, as text.
-            examples: instructions that show how tasks are worded.
-        """
+        """`objects` says what a task can be about; `examples` show how tasks are worded."""
         self.name = name
         self._model = model
         self._objects = objects
@@ -108,10 +103,8 @@ class PromptedTaskProposer:
 
 
 class FineTunedTaskProposer:
-    """The experience model, which was also fine-tuned to vary tasks (the paper's Eq. 6).
-
-    It knows one prompt format: candidates are samples of one prompt, and it does not select.
-    """
+    """The experience model, also fine-tuned to vary tasks (the paper's Eq. 6): samples of one prompt, no
+    selection."""
 
     def __init__(
         self,
@@ -123,11 +116,6 @@ class FineTunedTaskProposer:
         temperature: float = 1.0,
         max_tokens: int = 60,
     ) -> None:
-        """
-        Args:
-            prompt: the prompt for a variation of a task; None if there is none.
-            parse: the instruction in a reply, or None.
-        """
         self.name = name
         self._model = model
         self._prompt = prompt

@@ -100,12 +100,7 @@ class LanguageModelAnnotator:
         text_limit: int = 1500,
         max_tokens: int = 4096,
     ) -> None:
-        """
-        Args:
-            chunk: steps in one request; longer trajectories take several, in order.
-            attempts: the most requests for one chunk; the second shows the model what is wrong.
-            text_limit: characters of each state in the prompt.
-        """
+        """A request holds `chunk` steps, with `text_limit` characters of each state."""
         self.name = name
         self.counts = RequestCounts()
         self._model = model
@@ -179,10 +174,7 @@ class LanguageModelAnnotator:
 
 
 class PlainAnnotator:
-    """The annotator without rules and without a language model: it states which lines of a state are new.
-
-    Changed facts are those that `StateReader` finds in the texts. A language model annotates better.
-    """
+    """States which lines of a state are new, without a language model; facts are those of `StateReader`."""
 
     name = "plain"
 
@@ -236,11 +228,8 @@ async def annotate_all(
     concurrency: int = 8,
     on_progress: OnProgress | None = None,
 ) -> AnnotateReport:
-    """Annotate the trajectories that `folder` has no annotation of by this annotator; call it again to
-    resume.
-
-    A trajectory that the annotator failed on is counted by kind and left out; the next call tries it again.
-    """
+    """Annotate what `folder` has no annotation of by this annotator. A trajectory that failed is counted
+    by kind; the next call tries it again."""
     report = AnnotateReport()
     counts = annotator.counts if isinstance(annotator, LanguageModelAnnotator) else RequestCounts()
     before = replace(counts)

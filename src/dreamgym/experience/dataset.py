@@ -81,11 +81,8 @@ def variations(trajectories: Sequence[Trajectory], *, seed: int = 0) -> Iterator
 
 
 def limit_repeats(found: Iterable[Example], *, characters: int = 500_000) -> Iterator[Example]:
-    """At most this many characters of each distinct reply.
-
-    A help text of a thousand characters in every other episode would take much of the training after it has
-    been learnt. A short refusal may occur a thousand times: the model has to learn when to give it.
-    """
+    """At most this many characters of each distinct reply: a long help text in every other episode would
+    take much of the training after it has been learnt."""
     seen: Counter[str] = Counter()
     for example in found:
         if seen[example.reply] * len(example.reply) < characters:
@@ -94,12 +91,8 @@ def limit_repeats(found: Iterable[Example], *, characters: int = 500_000) -> Ite
 
 
 def oversample(found: Iterable[Example], *, most: int = 4) -> list[Example]:
-    """Oversample rare kinds of reply: by the square root of their rarity, `most` times at most.
-
-    Recorded actions mostly succeed. A model fine-tuned on thousands of successes and dozens of failures
-    predicts success too often, and a policy exploits that. A kind is the verb of the action, the first words
-    of the next state, the end, and the number of reasoning steps.
-    """
+    """Oversample rare kinds of reply by the square root of their rarity. Recorded actions mostly succeed;
+    a model that has seen few failures predicts success too often, and a policy exploits that."""
     known = list(found)
     counts = Counter(_kind(example) for example in known)
     largest = max(counts.values(), default=0)

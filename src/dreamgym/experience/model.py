@@ -64,15 +64,8 @@ class ReasoningExperienceModel:
         max_tokens: int = 400,
         cached_replies: int = 0,
     ) -> None:
-        """
-        Args:
-            retriever: where demonstrations come from; without it prompts have none.
-            refusals: the texts with which the environment refuses an action: nothing changes then and nothing
-                is earned, whatever else the reply claims.
-            attempts: the most requests for a reply that parses.
-            cached_replies: replies kept for equal prompts, which rollouts of one task often have. Only for
-                weights that do not change.
-        """
+        """`cached_replies` are kept for equal prompts, which rollouts of one task often have: only for
+        weights that do not change."""
         self.name = name
         self.language_model = model
         """The weights; the task generator shares them."""

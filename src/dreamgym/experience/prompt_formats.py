@@ -58,22 +58,14 @@ class PromptFormat(Protocol):
     def request(self, context: PromptContext) -> CompletionRequest: ...
 
     def parse(self, text: str) -> ParsedReply:
-        """
-        Raises:
-            EpisodeFailedError: `PARSE_ERROR`, or `CONTRADICTION` for a reply that contradicts itself.
-        """
+        """Raises `EpisodeFailedError`: `PARSE_ERROR`, or `CONTRADICTION` if a reply contradicts itself."""
         ...
 
     def start_request(self, task: Task, sheet: WorldSheet) -> CompletionRequest | None:
         """Asks for a first state; None if the format cannot."""
         ...
 
-    def parse_start(self, text: str) -> str:
-        """
-        Raises:
-            EpisodeFailedError: `PARSE_ERROR`.
-        """
-        ...
+    def parse_start(self, text: str) -> str: ...
 
 
 class _Strict(BaseModel):
@@ -111,13 +103,7 @@ class JsonFormat:
         actor: str | None = None,
         reasoning: bool = True,
     ) -> None:
-        """
-        Args:
-            description: the rules of the environment in words, see `environment_description`.
-            actor: the agent's name among the facts; with it, prompts show only the facts that an action
-                touches.
-            reasoning: whether the reply contains reasoning.
-        """
+        """With the `actor`'s name among the facts, prompts show only the facts that an action touches."""
         refusal = "".join(f"\n  It is then answered by exactly {quote(text)}." for text in refusals[:1])
         slots = {"environment": environment, "description": description}
         self._system = fill_template(__package__, "predict.md", refusals=refusal, **slots)

@@ -47,15 +47,8 @@ class PromptedExperienceModel:
         refusals: Collection[str] = (),
         starts: Mapping[str, State] | None = None,
     ) -> None:
-        """
-        Args:
-            k: demonstrations in a prompt.
-            max_characters: of a whole prompt; the least similar demonstrations are left out first, then the
-                oldest history.
-            grader: by default the model's own verdict, if the format reports success.
-            retriever: where demonstrations come from; without it prompts have none.
-            starts: known first states by task id; others are imagined.
-        """
+        """A prompt longer than `max_characters` loses the least similar demonstrations, then the oldest
+        history. First states that `starts` lacks are imagined."""
         if grader is None and not format.reports_success:
             raise ConfigError(
                 f"{name}: this format predicts only states; name a grader, a language model or the "

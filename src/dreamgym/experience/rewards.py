@@ -51,18 +51,10 @@ class _Finding(BaseModel):
 
 
 class EvidenceJudge:
-    """Another language model decides, and must quote the evidence: success without a quotation does not
-    count.
-
-    It is asked only where the experience model claims success. At all other steps each error of the judge
-    would be a reward for nothing.
-    """
+    """Another language model decides, and must quote the evidence. It is asked only where the experience
+    model claims success: elsewhere each error would be a reward for nothing."""
 
     def __init__(self, model: LanguageModel, *, attempts: int = 3, text_limit: int = 4_000) -> None:
-        """
-        Args:
-            text_limit: characters of each state.
-        """
         self._model = model
         self._attempts = attempts
         self._text_limit = text_limit

@@ -40,12 +40,7 @@ class RubricJudge:
         history: int = 4,
         text_limit: int = 2_000,
     ) -> None:
-        """
-        Args:
-            name: the judging model and its version: part of every result.
-            history: the number of newest transitions before this one in the prompt.
-            text_limit: characters of each text.
-        """
+        """`name` is the judging model and its version: part of every result."""
         self.name = name
         self._model = model
         self._attempts = attempts

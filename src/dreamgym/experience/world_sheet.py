@@ -41,10 +41,7 @@ def apply_change(sheet: WorldSheet, change: Change) -> WorldSheet:
 
 
 def relevant_facts(sheet: WorldSheet, action: str, *, actor: str | None = None) -> tuple[Fact, ...]:
-    """The facts that an action may depend on: about the names in it, the actor, and the actor's place.
-
-    Everything that shares a place with the actor is included, since the action happens there.
-    """
+    """The facts about the names in an action, the actor, and everything at the actor's place."""
     names = {name for fact in sheet.facts for name in fact[1:]}
     wanted = {name for name in names if _mentions(action, name)}
     if actor is not None:
@@ -200,10 +197,8 @@ def _read(patterns: FactPatterns, state: State) -> Iterator[Fact]:
 
 
 def hindsight_sheet(trajectory: Trajectory, reader: StateReader | None = None) -> WorldSheet:
-    """The facts that a trajectory proves to have been true at its start, sorted.
-
-    Correct where only the agent changes facts and the reader recognises every change.
-    """
+    """The facts that a trajectory proves to have been true at its start, sorted; correct where only the
+    agent changes facts and the reader recognises every change."""
     reader = reader or StateReader()
     first: set[Fact] = set(reader.facts(trajectory.start))
     changed: set[Fact] = set()
@@ -234,10 +229,7 @@ def layout_of(sheet: WorldSheet, *, inside: str = INSIDE) -> frozenset[Fact]:
 
 
 class SheetSampler:
-    """Makes new sheets from known ones: objects are placed anew within the same layout.
-
-    An object is placed only where an object of its kind was in some known sheet of that layout.
-    """
+    """New sheets from known ones: an object is placed where one of its kind was in a sheet of that layout."""
 
     def __init__(self, sheets: Iterable[WorldSheet], *, inside: str = INSIDE) -> None:
         self._inside = inside
@@ -251,11 +243,7 @@ class SheetSampler:
         self._places = {layout: _places(sheets, inside) for layout, sheets in known.items()}
 
     def recombine(self, rng: Random, *, share: float = 0.5) -> WorldSheet:
-        """One of the sheets with some of its objects elsewhere.
-
-        Args:
-            share: the probability that an object is placed anew, possibly where it was.
-        """
+        """One of the sheets; each object is placed anew with the probability `share`."""
         chosen = rng.randrange(len(self._sheets))
         places = self._places[self._layouts[chosen]]
 

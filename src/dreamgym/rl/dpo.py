@@ -33,10 +33,7 @@ _DECAY_FRACTION = 0.5
 def preference_pairs(
     trajectories: Sequence[Trajectory], *, max_pairs: int | None = None, seed: int = 0
 ) -> list[Pair]:
-    """Pairs of a success and a failure on the same task.
-
-    A task that has both gives as many pairs as it has of the more frequent one.
-    """
+    """Pairs of a success and a failure on the same task, as many as a task has of the more frequent one."""
     by_task: dict[str, tuple[list[Trajectory], list[Trajectory]]] = defaultdict(lambda: ([], []))
     for trajectory in trajectories:
         by_task[trajectory.task.id][0 if trajectory.success else 1].append(trajectory)
@@ -77,13 +74,7 @@ class DPO:
         seed: int = 0,
         **overrides: Any,
     ) -> None:
-        """
-        Args:
-            pairs: trajectories with tokens (`agent.tokenize`).
-            steps: weight updates in all.
-            batch_size: pairs per update.
-            overrides: settings of `LearnerConfig`, such as ``beta=0.2``.
-        """
+        """`overrides` are settings of `LearnerConfig`, such as ``beta=0.2``."""
         if not pairs:
             raise ConfigError("expected pairs of a success and a failure on the same task, got none")
         self.config = learner_config(config, overrides | {"warmup_steps": warmup_steps})

@@ -49,12 +49,7 @@ class LogProbModel:
         precision: Precision = "fp32",
         hidden_states: bool = False,
     ) -> None:
-        """
-        Args:
-            temperature: at which the tokens were sampled.
-            precision: of matrix products; the weights keep theirs.
-            hidden_states: also return those that predict each turn's first token (for a value head).
-        """
+        """With `hidden_states`, also those that predict each turn's first token (for a value head)."""
         self.model = model
         self.temperature = temperature
         self.precision = precision
@@ -70,10 +65,7 @@ class LogProbModel:
         return next(self.model.parameters()).device  # type: ignore[no-any-return]
 
     def __call__(self, sequences: Sequence[PackedSequence], *, bootstrap: bool = False) -> TokenLogProbs:
-        """
-        Args:
-            bootstrap: also read the prompts after truncated episodes, for their values.
-        """
+        """With `bootstrap`, also reads the prompts after truncated episodes, for their values."""
         rows = [each.tokens + each.next_prompt if bootstrap else each.tokens for each in sequences]
         at = (
             self._tensor([row for row, each in enumerate(sequences) for _ in each.positions]),
@@ -114,11 +106,8 @@ class LogProbModel:
 
     @torch.no_grad()
     def exact_matches(self, sequences: Sequence[PackedSequence], *, micro_tokens: int) -> int:
-        """Sequences whose trained tokens greedy decoding would reproduce.
-
-        A reply matches exactly if each token is the likeliest given the right ones before it, so one forward
-        pass is enough.
-        """
+        """Sequences that greedy decoding would reproduce: each token is the likeliest given those before
+        it."""
         matches = 0
         for part in micro_batches(sequences, micro_tokens):
             found = self(part)
@@ -155,11 +144,8 @@ class LogProbModel:
 
     @torch.no_grad()
     def _probe(self, row: Sequence[int]) -> None:
-        """Tests two shortcuts on the model itself: calling body and output layer, and no attention mask.
-
-        Some models scale or cap their logits behind the output layer; in some, padding on the right changes
-        the row before it.
-        """
+        """Tests two shortcuts: body and output layer alone (some models scale logits behind it), and no
+        attention mask (in some, padding on the right changes the row before it)."""
         training = self._causal.training
         self._causal.eval()
         alone = self._tensor(row)[None]

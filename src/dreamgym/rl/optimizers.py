@@ -65,10 +65,8 @@ class TrainableModel:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose updates of weight matrices are orthogonalised; other weights need another optimizer.
-
-    torch's own version orthogonalises in bfloat16, which many CPUs only emulate: several times slower.
-    """
+    """Momentum with orthogonalised updates of weight matrices. torch's own orthogonalises in bfloat16,
+    which many CPUs only emulate: several times slower."""
 
     def __init__(self, matrices: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum})
@@ -207,10 +205,8 @@ class ModelOptimizer:
         *,
         lr_scale: float = 1.0,
     ) -> dict[str, float]:
-        """One weight update by the summed loss of all micro-batches; its metrics, ``loss`` and ``grad_norm``.
-
-        A gradient that is not finite changes nothing.
-        """
+        """One weight update by the summed loss of all micro-batches; a gradient that is not finite
+        changes nothing."""
         sequences = [sequence for sequence in sequences if sequence.tokens]
         parts = micro_batches(sequences, self._max_tokens(sequences))
         for part in parts[:1]:

@@ -19,11 +19,8 @@ _MAX_LENGTH_RATIO = 1.3
 
 @dataclass(slots=True, kw_only=True)
 class PackedSequence:
-    """Input tokens of one row of a forward pass, and which of its positions predict trained tokens.
-
-    Quantities of a trained token or of a turn (log-probs, advantages, values) are flat tensors over the whole
-    batch; `token_ids` and `turn_ids` are the places of this sequence's tokens and turns in them.
-    """
+    """One row of a forward pass. `token_ids` and `turn_ids` are the places of its trained tokens and
+    turns in the flat tensors of the batch (log-probs, advantages, values)."""
 
     tokens: list[int]
     positions: list[int] = field(default_factory=list)
@@ -87,10 +84,7 @@ def pack(
     next_prompt: NextPrompt | None = None,
     loss_mask: LossMask | None = None,
 ) -> PackedBatch:
-    """
-    Args:
-        next_prompt: if given, truncated trajectories get a bootstrap value of the state they ended in.
-    """
+    """With `next_prompt`, truncated trajectories get a bootstrap value of the state they ended in."""
     batch = PackedBatch()
     for trajectory in trajectories:
         completions = [_exact(trajectory, turn) for turn in range(len(trajectory.transitions))]

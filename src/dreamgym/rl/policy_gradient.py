@@ -63,11 +63,7 @@ class PolicyGradient(ABC):
         refusals: Sequence[str] = (),
         **overrides: Any,
     ) -> None:
-        """
-        Args:
-            refusals: state texts by which the environment refuses an action; see `refusal_penalty`.
-            overrides: settings of `LearnerConfig`, such as ``learning_rate=2e-4``.
-        """
+        """`overrides` are settings of `LearnerConfig`, such as ``learning_rate=2e-4``."""
         self.config = learner_config(config, overrides)
         self.steps = 0
         """Calls of `update` so far."""

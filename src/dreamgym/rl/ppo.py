@@ -39,11 +39,7 @@ class PPO(PolicyGradient):
         refusals: Sequence[str] = (),
         **overrides: Any,
     ) -> None:
-        """
-        Args:
-            next_prompt: the prompt after a trajectory's last turn, in tokens, for the bootstrap value of
-                truncated episodes; by default `agent.next_prompt_tokens`.
-        """
+        """`next_prompt` gives the prompt of the bootstrap value; by default `agent.next_prompt_tokens`."""
         super().__init__(agent, config, seed=seed, refusals=refusals, **overrides)
         found: NextPrompt | None = next_prompt or getattr(agent, "next_prompt_tokens", None)
         if found is None:

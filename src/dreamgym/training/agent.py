@@ -61,13 +61,7 @@ class Agent:
         precision: Precision = "fp32",
         name: str = "agent",
     ) -> None:
-        """
-        Args:
-            model: a transformers causal LM.
-            tokenizer: its tokenizer, with an end token.
-            precision: of matrix products in updates; weights keep theirs.
-            name: the policy's name in trajectories.
-        """
+        """`model` is a transformers causal LM; its tokenizer needs an end token."""
         from dreamgym.models.local.language_model import LocalLanguageModel
         from dreamgym.models.local.tokenization import TextCodec
 
@@ -153,11 +147,7 @@ class Agent:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def policy_factory(self, name: str | None = None, *, temperature: float | None = None) -> PolicyFactory:
-        """Makes the policy of each episode.
-
-        Args:
-            temperature: instead of that of the settings.
-        """
+        """Makes the policy of each episode."""
         config = self.config.at_temperature(temperature)
 
         def make_policy(environment: Environment, conversation: str, seed: int) -> LanguageModelPolicy:
@@ -170,14 +160,8 @@ class Agent:
     def warm_start(
         self, trajectories: Sequence[Trajectory], *, steps: int = 300, seed: int = 0, **settings: Any
     ) -> dict[str, float]:
-        """Supervised fine-tuning on the successful trajectories, as `train` does before its first step.
-
-        Args:
-            settings: of ``train.warm_start_*`` without the prefix, such as ``lr``, ``batch_size``.
-
-        Returns:
-            The metrics of the last update.
-        """
+        """Supervised fine-tuning on the successes, as `train` does before its first step; `settings` are
+        those of ``train.warm_start_*`` without the prefix."""
         from dreamgym.training.experience_run import known_environment
         from dreamgym.training.warm_start import make_sft
 
@@ -286,11 +270,7 @@ async def opened_agent(name: str, *, device: Device = "auto") -> AsyncIterator[A
 
 
 def make_learner(config: Config, agent: Agent, refusals: tuple[str, ...] = ()) -> PolicyGradient:
-    """The learner that `learner.algorithm` names, over this agent's weights.
-
-    Args:
-        refusals: the texts with which the environment refuses an action.
-    """
+    """The learner that `learner.algorithm` names, over this agent's weights."""
     from dreamgym.rl.grpo import GRPO
     from dreamgym.rl.ppo import PPO
 

@@ -32,14 +32,13 @@ async def choose_annotator(
     models: LanguageModels | None = None,
     on_progress: OnProgress | None = None,
 ) -> Annotator:
-    """
+    """Open the annotator `wanted`, or annotate with it first.
+
     Args:
         wanted: `rules`, `plain`, `hf:NAME_OR_PATH`, `endpoint:NAME`, or the name of an annotator in
             `annotations`; None for the only one in `annotations`, else the environment's rules, else `plain`.
-        spec: of the environment, if it is installed.
-        annotations: a directory of annotations, or the file in it; new ones are appended.
-        default_annotations: where annotations by a language model are stored if `annotations` is None.
-        models: opens language models; the caller closes it.
+        annotations: a directory of annotations, or the file in it; by default `default_annotations` for a
+            language model, and none for other annotators.
     """
     folder = annotations.parent if annotations is not None and annotations.name == FILE else annotations
     known = wanted is None or wanted in (RULES, PLAIN) or names_language_model(wanted)
@@ -64,12 +63,7 @@ async def choose_annotator(
 
 
 def same_annotator(name: str | None, spec: EnvironmentSpec | None, annotations: Path) -> Annotator:
-    """The annotator of a run, to update world sheets while the run is evaluated.
-
-    Args:
-        name: the run's annotator; None for a prompted model, which has none.
-        annotations: the directory of its annotations. Trajectories without one get plain annotations.
-    """
+    """The annotator of a run (None: prompted, without one), to update world sheets while it is evaluated."""
     rules = spec.annotator() if spec is not None and spec.annotator is not None else None
     if rules is not None and name in (None, rules.name):
         return rules

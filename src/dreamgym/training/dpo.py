@@ -28,10 +28,8 @@ async def train_dpo(
     log: MetricsLog,
     on_update: OnUpdate,
 ) -> int:
-    """Makes `train.steps` updates on pairs, `train.tasks_per_step` pairs each, and returns their number.
-
-    Resumes a run that was stopped. The reference is the policy after its warm start.
-    """
+    """Makes `train.steps` updates and returns their number. The reference is the policy after its warm
+    start."""
     from dreamgym.rl.dpo import DPO, preference_pairs
 
     settings = config.train

@@ -21,10 +21,7 @@ class RecordedStarts:
     """The starts of recorded tasks, as recorded or with their objects placed anew. A `StartFor`."""
 
     def __init__(self, trajectories: Iterable[Trajectory], *, recombine: TaskCheck | None = None) -> None:
-        """
-        Args:
-            recombine: if given, objects are placed anew such that this returns true for the task.
-        """
+        """With `recombine`, objects are placed anew such that it returns true for the task."""
         self._recorded: dict[str, tuple[Task, EpisodeStart]] = {}
         for each in trajectories:
             if each.task.id not in self._recorded:
@@ -76,10 +73,7 @@ async def real_start(factory: EnvironmentFactory, task: Task, *, seed: int = 0) 
 def recorded_start(
     trajectories: Iterable[Trajectory], environment: str, *, split: str | None, wanted: str
 ) -> tuple[Task, EpisodeStart]:
-    """A recorded task and its start, by its position among the tasks of these trajectories or by its id.
-
-    A trajectory without a world sheet gets the one that its later states prove, as in fine-tuning.
-    """
+    """A recorded task and its start, by its position among the tasks of these trajectories or by its id."""
     found: dict[str, tuple[Task, EpisodeStart]] = {}
     for each in trajectories:
         matches = each.task.environment == environment and split in (None, each.task.split)

@@ -70,12 +70,7 @@ class Dream(SyntheticFactory):
         start_for: StartFor | None = None,
         refusal_ends: bool = False,
     ) -> None:
-        """
-        Args:
-            trajectories: recorded episodes: their tasks, start states and world sheets are imagined.
-            config: its sections `environment` and `train` apply.
-            start_for: starts of tasks that no trajectory holds, such as generated ones.
-        """
+        """`start_for` gives the starts of tasks that no trajectory holds, such as generated ones."""
         config = config or Config()
         chosen, spec = config.train, known_environment(config.environment.name)
         self.trajectories = list(trajectories)
@@ -238,12 +233,8 @@ async def open_buffer(
     shown: bool = True,
     on_row: OnRow | None = None,
 ) -> ReplayBuffer:
-    """The replay buffer of a run, separate from that of its experience model: other runs with the same model
-    must not see its rows.
-
-    Args:
-        shown: whether it starts with the trajectories, for an experience model that uses demonstrations.
-    """
+    """The replay buffer of a run: other runs with the same experience model must not see its rows. With
+    `shown`, it starts with the trajectories."""
     name = config.train.experience
     if shown and name is not None and not names_language_model(name) and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

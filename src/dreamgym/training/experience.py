@@ -40,16 +40,11 @@ async def fine_tune(
 ) -> Progress:
     """Fine-tunes an experience model on recorded trajectories; resumes a run that was stopped.
 
-    Ctrl-C, SIGTERM or cancelling the task stops it after the current update, with its checkpoint and a usable
-    `model/` in `folder`.
-
     Args:
         data: the files that the trajectories were read from, for `run.json`; None writes the trajectories
             into the run directory.
         actor: the agent's name among the facts, if the environment gives it one.
-        retriever: where demonstrations come from, if prompts show any; by default a replay buffer of these
-            trajectories, made in `folder`.
-        on_progress: called after every update.
+        retriever: of demonstrations; by default a replay buffer of these trajectories, made in `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     recorded = list(trajectories)

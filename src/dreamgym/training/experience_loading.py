@@ -65,17 +65,14 @@ def load_experience_model(
     without: Collection[Part] = (),
     cached_replies: int = 0,
 ) -> LoadedExperienceModel:
-    """Open an experience model by name.
+    """Open a fine-tuned model by its run directory, or a language model to prompt by its name.
 
     Args:
-        name: the run directory of a fine-tuned model, or the name of a language model to prompt.
-        config: settings of a prompted model and of endpoints; of its environment if the name is no run.
         reward: the grader, see `choose_grader`.
         retriever: where demonstrations come from; needed if the run was fine-tuned with any.
         models: opens language models by name; the caller closes it.
         starts: first states that a prompted model need not imagine, see `known_starts`.
         without: parts of the prompt or the reply to leave out.
-        cached_replies: replies that a fine-tuned model keeps for repeated prompts.
     """
     name, config = str(name), config or Config()
     prompted = names_language_model(name)
@@ -120,15 +117,9 @@ def open_experience_model(
     known: Iterable[Trajectory] = (),
     without: Collection[Part] = (),
 ) -> Iterator[LoadedExperienceModel]:
-    """An experience model with its replay buffer and language models, which are closed at the end of the
-    block.
-
-    Args:
-        run_async: runs a coroutine on the event loop of the caller.
-        buffer: a replay buffer to take demonstrations from; by default the run's own.
-        folder: where usage and cached replies of endpoints are stored.
-        known: trajectories whose first states a prompted model need not imagine.
-    """
+    """An experience model with its replay buffer and language models, closed at the end of the block.
+    First states of `known` trajectories are not imagined; `run_async` runs a coroutine on the caller's
+    event loop."""
     shown = demonstrations_shown(name, config, without)
     with ExitStack() as stack:
         if buffer is None and not names_language_model(name) and (Path(name) / OWN_BUFFER).exists():
@@ -211,9 +202,7 @@ def _load_fine_tuned(
 
 
 def choose_grader(wanted: str | None, spec: EnvironmentSpec | None) -> str:
-    """The grader that was asked for; if none was, the world sheet where the environment can check a goal on
-    it.
-    """
+    """The grader `wanted`; by default the world sheet where the environment can check a goal on it."""
     checks = spec is not None and spec.goal_met is not None
     if wanted is None or wanted == AUTO:
         return SHEET if checks else MODEL_VERDICT

@@ -128,10 +128,7 @@ class ExperienceRun(Section):
 
 def inherit_settings(config: Config, name: str) -> Config:
     """The settings with environment, options, split, data and horizon of a fine-tuned run where they set
-    none.
-
-    A prompted language model (``endpoint:NAME`` …) has no run: its settings stay as they are.
-    """
+    none; those of a prompted language model stay as they are."""
     if names_language_model(name):
         return config
     folder = Path(name)

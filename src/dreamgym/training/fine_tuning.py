@@ -71,10 +71,8 @@ OnProgress = Callable[[Progress], None]
 
 
 class FineTuning:
-    """One run in a directory that holds its checkpoint. `model/` is written whenever it stops.
-
-    A stopped run resumes bit for bit; `steps` may then be lower or higher than before.
-    """
+    """One run in a directory with its checkpoint; a stopped run resumes bit for bit, with fewer or more
+    `steps`."""
 
     def __init__(
         self,
@@ -140,11 +138,8 @@ class FineTuning:
         self.progress = Progress(**stored["progress"] | {"steps": self.progress.steps})
 
     async def run(self, on_progress: OnProgress | None = None) -> Progress:
-        """Trains until the last step, or until agreement stops rising; resumes from a checkpoint.
-
-        A cancelled task, Ctrl-C and SIGTERM stop it after the current update; the checkpoint and `model/` are
-        written first.
-        """
+        """Trains until the last step; cancelling, Ctrl-C and SIGTERM stop it after the current update.
+        The checkpoint and `model/` are written whenever it stops."""
         self.resume()
         progress, saved = self.progress, time.monotonic()
         self._loaded.model.train()

@@ -59,11 +59,8 @@ def load_model(
     *,
     names: Sequence[Collection[str]] = (),
 ) -> LoadedModel:
-    """The model that an experience model is fine-tuned from.
-
-    Args:
-        names: groups of words that stand for one another, see `EnvironmentSpec.exchangeable`.
-    """
+    """The model that an experience model is fine-tuned from; see `EnvironmentSpec.exchangeable` for
+    `names`."""
     quiet_transformers()
     if settings.model.startswith(HF_PREFIX):
         return load_pretrained(settings, settings.model, seed, section="experience")
@@ -93,13 +90,8 @@ def load_pretrained(
     section: str,
     from_scratch: bool = False,
 ) -> LoadedModel:
-    """A model in the Hugging Face format, with a LoRA adapter if the settings ask for one.
-
-    Args:
-        source: ``hf:`` and a folder, or a name that transformers can find.
-        section: of the settings, for error messages.
-        from_scratch: the folder holds a model of ours whose pretraining is yet to come.
-    """
+    """A model in the Hugging Face format (`source` is ``hf:NAME_OR_PATH``), with a LoRA adapter if the
+    settings ask for one."""
     quiet_transformers()
     device = find_device(settings.device, section=section)
     precision = choose_precision(settings.precision, device, from_scratch=from_scratch)

@@ -29,10 +29,6 @@ class Monitors:
     """Watches the metrics of a run, step by step."""
 
     def __init__(self, config: TrainConfig, *, max_tokens: int | None = None) -> None:
-        """
-        Args:
-            max_tokens: length at which a reply is cut off.
-        """
         self.max_tokens = max_tokens
         self.first_entropy: float | None = None
         self._action = config.monitors

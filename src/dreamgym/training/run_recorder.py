@@ -116,11 +116,8 @@ class RunRecorder:
         return True
 
     async def update_buffer(self) -> None:
-        """Add the fresh trajectories to the replay buffer.
-
-        Only after the checkpoint: otherwise a step that a crash undid could retrieve its own transitions when
-        it is repeated. Adding twice is harmless.
-        """
+        """Add the fresh trajectories to the replay buffer; only after the checkpoint, or a step that a
+        crash undid could retrieve its own transitions when it is repeated."""
         if self.buffer is not None:
             await self.buffer.add([row for each in self.fresh for row in records(each)])
         self.fresh = []

@@ -23,10 +23,8 @@ def sim_to_real(
     steps: int | None = None,
     seed: int | None = None,
 ) -> Config:
-    """The settings of a sim-to-real run that uses `real_steps` real environment steps.
-
-    They are those of the run in ``init_from`` (RUN or RUN@STEP); a file and overrides may change them.
-    """
+    """The settings of the run in ``init_from`` (RUN or RUN@STEP), changed by a file and overrides, for
+    `real_steps` real environment steps."""
     run, _ = parse_policy_name(init_from)
     begun = read_config(run)
     given = load_config(file, overrides).model_dump(exclude_unset=True)

@@ -37,15 +37,8 @@ async def warm_start(
     refusals: Collection[str] = (),
     think: Think | None = None,
 ) -> None:
-    """Fine-tunes the agent on successful trajectories; resumes a warm start that was stopped.
-
-    A refused action is context and not trained; the action after it is trained. Without such turns a refused
-    policy repeats itself, since experts are never refused.
-
-    Args:
-        refusals: the texts by which the environment refuses an action.
-        think: writes missing thoughts, for an agent with `agent.thought`.
-    """
+    """Fine-tunes the agent on successful trajectories. A refused action is context and the action after
+    it is trained: without such turns a refused policy repeats itself, since experts are never refused."""
     sft = make_sft(agent, trajectories, config, refusals=refusals, think=think)
     state = folder.load(WARM_START)
     if state is not None:
