@@ -376,36 +376,24 @@ def minutes(cells: Sequence[dict[str, Any]]) -> float:
 
 
 def plot(results: Path) -> str:
-    """SVG: a bar for each row of the table, with its interval."""
+    """SVG: a point with its interval for each row of the table, named by the legend."""
+    from dreamgym.charts import Chart, Line, Point, draw_file
     from dreamgym.evaluation.statistics import share_of_episodes
 
     known = list(read(results))
-    rows = rows_of(known)
-    height = 30 * len(rows) + 50
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="sans-serif" '
-        f'font-size="13"><rect width="720" height="{height}" fill="white"/>'
-    ]
-    for share in range(0, 101, 25):
-        x = 220 + 4.6 * share
-        parts.append(f'<line x1="{x}" x2="{x}" y1="20" y2="{height - 30}" stroke="#ccc"/>')
-        parts.append(f'<text x="{x}" y="{height - 12}" text-anchor="middle">{share}%</text>')
-    for number, (env, method, ablation) in enumerate(rows):
+    lines = []
+    for place, (env, method, ablation) in enumerate(rows_of(known)):
         cells = [
             e for e in known if (e["environment"], e["method"], e["ablation"]) == (env, method, ablation)
         ]
-        found = share_of_episodes(won for cell in cells for won in outcomes(cell).values()).to_dict()
-        y, colour = 30 + 30 * number, colour_of(method)
-        left, mid, right = (220 + 460 * found[name] for name in ("low", "value", "high"))
-        label = " ".join(filter(None, (env, method, ablation)))
-        parts.append(f'<text x="212" y="{y + 14}" text-anchor="end">{label}</text>')
-        parts.append(f'<rect x="220" y="{y}" width="{mid - 220:.1f}" height="20" fill="{colour}"/>')
-        parts.append(f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y + 10}" y2="{y + 10}" stroke="black"/>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def colour_of(method: str) -> str:
-    return {"real": "#b7b7b7", "dream": "#5b8def", "s2r": "#2a9d6f"}.get(method.partition("-")[2], "#e0c16b")
+        found = share_of_episodes(won for cell in cells for won in outcomes(cell).values())
+        name = " ".join(filter(None, (env, method, ablation)))
+        point = Point(x=place, y=found.value or 0.0, low=found.low, high=found.high)
+        label = f"{place + 1}  {name}: {found.percent()}"
+        lines.append(Line(label=label, points=(point,), colour=place, style="marks"))
+    ticks = tuple(str(place + 1) for place in range(len(lines)))
+    title = "Success in the real environment, unseen tasks, with 95% intervals"
+    return draw_file(Chart(title=title, lines=tuple(lines), across="", ticks=ticks, percent=True))
 
 
 def main() -> None:

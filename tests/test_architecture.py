@@ -19,6 +19,8 @@ FOUNDATION = [
     "protocols",
     "seeding",
     "files",
+    "printable",
+    "charts",
     "config",
     "structured",
     "gc_pause",

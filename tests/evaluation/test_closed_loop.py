@@ -113,7 +113,7 @@ async def test_drift_counts_the_step_at_which_a_dream_leaves_reality(recorded: l
     assert points[2].unbroken.value == points[2].exact.value == pytest.approx(5 / 6)
     assert real_to_dream(recorded, dreams).share.value == pytest.approx(5 / 6)  # lost, it never finds back
     picture = ElementTree.fromstring(drift_svg(points, title="Drift <of> a & b"))
-    lines = [part for part in picture if part.tag.endswith("polyline")]
+    lines = [part for part in picture.iter() if part.tag.endswith("polyline")]
     assert [len(line.attrib["points"].split()) for line in lines] == [len(points)] * 2
 
 

@@ -18,9 +18,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from dreamgym.charts import HEIGHT, Chart, Line, Point, draw
 from dreamgym.cli import app
 from dreamgym.data.trajectories import TrajectoryWriter
-from dreamgym.report.charts import HEIGHT, Chart, Line, Point, draw
 from dreamgym.report.episodes import keep, recorded
 from dreamgym.report.page import page
 from dreamgym.report.run_reader import Run, find_runs, read_run

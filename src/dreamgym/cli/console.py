@@ -33,6 +33,7 @@ from rich.text import Text
 
 from dreamgym.config import config_json
 from dreamgym.errors import DreamGymError, StoreError
+from dreamgym.printable import printable
 
 out = Console()
 err = Console(stderr=True)
@@ -182,10 +183,7 @@ def table(title: str, *columns: str, rows: Sequence[Sequence[object]] = ()) -> T
 
 def visible(text: str, style: str = "") -> Text:
     """Untrusted text: no markup, and control characters escaped."""
-    shown = "".join(
-        letter if letter.isprintable() or letter in "\n\t" else f"\\x{ord(letter):02x}" for letter in text
-    )
-    return Text(shown, style=style)
+    return Text(printable(text), style=style)
 
 
 def show_config(config: BaseModel) -> None:

@@ -14,10 +14,11 @@ from dreamgym.cli import console
 from dreamgym.cli.options import Json
 from dreamgym.data.datasets import dataset_path
 from dreamgym.files import atomic_write
+from dreamgym.printable import printable
 from dreamgym.report.episodes import recorded
 from dreamgym.report.page import page
 from dreamgym.report.run_reader import Run, find_runs, read_run
-from dreamgym.report.safe_reading import Problems, visible
+from dreamgym.report.safe_reading import Problems
 from dreamgym.report.tables import Sheet, as_json, cost_sheet, evaluation_sheet, overview, turned
 from dreamgym.report.usage import usage_sheet
 from dreamgym.types import Trajectory
@@ -88,5 +89,5 @@ def write_report(
 
 
 def _table(sheet: Sheet) -> Table:
-    columns = [escape(visible(column)) for column in sheet.columns]  # names of runs are among them
+    columns = [escape(printable(column)) for column in sheet.columns]  # names of runs are among them
     return console.table(sheet.title, *columns, rows=sheet.rows)

@@ -13,10 +13,10 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from dreamgym.charts import Chart, Line, Point, draw_file
 from dreamgym.evaluation.async_map import OnCount
 from dreamgym.evaluation.closed_loop import (
     ActionList,
@@ -222,44 +222,25 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-_WIDTH, _HEIGHT, _MARGIN = 640, 320, 44
-
-
 def drift_svg(points: Sequence[DriftPoint], *, title: str = "Drift by step") -> str:
-    """A self-contained SVG of `drift_by_step`; the band is the interval of the unbroken share."""
-    last = max((point.step for point in points), default=0)
-
-    def at(step: int, share: float | None) -> str:
-        x = _MARGIN + step / max(last, 1) * (_WIDTH - 2 * _MARGIN)
-        y = _HEIGHT - _MARGIN - (share or 0.0) * (_HEIGHT - 2 * _MARGIN)
-        return f"{x:.1f},{y:.1f}"
-
-    band = [at(point.step, point.unbroken.high) for point in points]
-    band += [at(point.step, point.unbroken.low) for point in reversed(points)]
-    unbroken = " ".join(at(point.step, point.unbroken.value) for point in points)
-    exact = " ".join(at(point.step, point.exact.value) for point in points)
-    bottom, right = _HEIGHT - _MARGIN, _WIDTH - _MARGIN
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
-        f' font-family="sans-serif" font-size="12"><title>{escape(title)}</title>',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_WIDTH / 2}" y="20" text-anchor="middle">{escape(title)}</text>',
-        *_grid(bottom, right),
-        f'<polygon points="{" ".join(band)}" fill="#1f77b4" opacity="0.2"/>',
-        f'<polyline points="{unbroken}" fill="none" stroke="#1f77b4" stroke-width="2"/>',
-        f'<polyline points="{exact}" fill="none" stroke="#d62728" stroke-width="2" stroke-dasharray="5 3"/>',
-        f'<text x="{_MARGIN}" y="{bottom + 16}" text-anchor="middle">0</text>',
-        f'<text x="{right}" y="{bottom + 16}" text-anchor="middle">{last}</text>',
-        f'<text x="{_WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">actions</text>',
-        f'<text x="{_MARGIN + 8}" y="{bottom - 22}" fill="#1f77b4">every state so far exact</text>',
-        f'<text x="{_MARGIN + 8}" y="{bottom - 8}" fill="#d62728">this state exact</text>',
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    """`drift_by_step` as an SVG file; the band is the interval of the unbroken share."""
+    unbroken = [(point.step, point.unbroken) for point in points]
+    exact = [(point.step, point.exact) for point in points]
+    return draw_file(
+        Chart(
+            title=title,
+            across="actions",
+            percent=True,
+            lines=(
+                Line(label="every state so far exact", points=tuple(_points(unbroken, interval=True))),
+                Line(label="this state exact", points=tuple(_points(exact)), colour=1, style="dashed"),
+            ),
+        )
+    )
 
 
-def _grid(bottom: int, right: int) -> Iterator[str]:
-    for percent in (0, 25, 50, 75, 100):
-        y = bottom - percent / 100 * (_HEIGHT - 2 * _MARGIN)
-        yield f'<line x1="{_MARGIN}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
-        yield f'<text x="{_MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{percent}%</text>'
+def _points(estimates: Sequence[tuple[int, Estimate]], *, interval: bool = False) -> Iterator[Point]:
+    for step, found in estimates:
+        if found.value is not None:
+            low, high = (found.low, found.high) if interval else (None, None)
+            yield Point(x=step, y=found.value, low=low, high=high)

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from dreamgym.data.trajectories import SUFFIXES, read_trajectories
 from dreamgym.files import read_lines
-from dreamgym.report.safe_reading import Problems, Row, number, read_rows, visible
+from dreamgym.printable import printable
+from dreamgym.report.safe_reading import Problems, Row, number, read_rows
 from dreamgym.types import Trajectory, Transition
 
 TEXT_LIMIT = 4000
@@ -168,8 +169,8 @@ def _fact(fact: Sequence[object]) -> str:
 def _text(value: object) -> str:
     text = str(value)
     if len(text) <= TEXT_LIMIT:
-        return visible(text)
-    return f"{visible(text[:TEXT_LIMIT])} … [{len(text) - TEXT_LIMIT} more characters]"
+        return printable(text)
+    return f"{printable(text[:TEXT_LIMIT])} … [{len(text) - TEXT_LIMIT} more characters]"
 
 
 def _read(files: Iterable[Path], problems: Problems) -> Iterator[Trajectory]:

@@ -15,10 +15,10 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from dreamgym.report.charts import COLOURS, Chart, draw
+from dreamgym.charts import COLOURS, Chart, draw
+from dreamgym.printable import printable
 from dreamgym.report.episodes import STEP_LIMIT, TEXT_LIMIT, episode_data
 from dreamgym.report.run_reader import Run
-from dreamgym.report.safe_reading import visible
 from dreamgym.report.tables import (
     Sheet,
     cost_sheet,
@@ -85,7 +85,7 @@ def _hash(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(visible(text))
+    return escape(printable(text))
 
 
 def _data(value: Any) -> str:

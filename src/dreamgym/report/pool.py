@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dreamgym.charts import Point
 from dreamgym.curriculum.task_pool import TaskPool, TaskRecord, read_pool
 from dreamgym.errors import DataError
-from dreamgym.report.charts import Point
 from dreamgym.report.safe_reading import Problems
 
 _EXAMPLES = 12

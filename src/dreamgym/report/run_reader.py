@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dreamgym.charts import Point
 from dreamgym.errors import DataError
-from dreamgym.report.charts import Point
 from dreamgym.report.episodes import Kept, keep
 from dreamgym.report.pool import PoolSummary, summarize_pool
 from dreamgym.report.safe_reading import (

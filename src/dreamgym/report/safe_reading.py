@@ -1,7 +1,6 @@
 """Reads the files of a run, which may be missing, incomplete or hostile.
 
-Nothing here raises for the content of a file: what cannot be used is added to `Problems` and skipped. Texts
-are made visible, so that they can neither control a terminal nor hide in a page.
+Nothing here raises for the content of a file: what cannot be used is added to `Problems` and skipped.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pydantic_core import from_json
 
 from dreamgym.errors import DataError
 from dreamgym.files import read_lines
+from dreamgym.printable import printable
 
 Row = dict[str, Any]
 
@@ -32,7 +32,7 @@ class Problems:
     def add(self, problem: object) -> None:
         self.count += 1
         if len(self.messages) < _MAX_MESSAGES:
-            self.messages.append(visible(str(problem))[:400])
+            self.messages.append(printable(str(problem))[:400])
 
 
 def read_object(path: Path, problems: Problems) -> Row | None:
@@ -100,21 +100,3 @@ def row_at(row: object, *names: str) -> Row:
     for name in names:
         row = row.get(name) if isinstance(row, dict) else None
     return row if isinstance(row, dict) else {}
-
-
-def visible(text: str) -> str:
-    """Text with control characters and direction marks escaped.
-
-    >>> visible("a\\x1b[2Jb\\u202ec\\n")
-    'a\\\\x1b[2Jb\\\\u202ec\\n'
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() or each in "\n\t" else _spelt(each) for each in text)
-
-
-def _spelt(letter: str) -> str:
-    code = ord(letter)
-    if letter.isspace():
-        return " "
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

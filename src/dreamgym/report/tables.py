@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dreamgym.report.charts import Chart, Line, Point, short
+from dreamgym.charts import Chart, Line, Point, short
+from dreamgym.printable import printable
 from dreamgym.report.run_reader import Evaluated, Run, estimate
-from dreamgym.report.safe_reading import Row, count, number, row_at, visible
+from dreamgym.report.safe_reading import Row, count, number, row_at
 
 NOTHING = "–"
 _LATEST = 10
@@ -286,8 +287,8 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The tables as JSON."""
     return [
         {
-            "run": visible(run.name),
-            "path": visible(str(run.path)),
+            "run": printable(run.name),
+            "path": printable(str(run.path)),
             "world": run.world,
             "steps": len(run.steps),
             "training_success": [[point.x, point.y] for point in run.series("success")],
@@ -295,7 +296,7 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "validation": [_evaluated(each) for each in run.validation],
             "evaluations": [_evaluated(each) for each in run.evaluations],
             "stages": {
-                visible(stage.name): {
+                printable(stage.name): {
                     "real_steps": stage.real_steps,
                     "synthetic_steps": stage.synthetic_steps,
                     "seconds": stage.seconds,
@@ -304,7 +305,7 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
             },
             "spent": run.spent,
             "trajectories": {"total": run.kept.total, "successes": run.kept.successes},
-            "fidelity": [visible(name or "whole") for name, _ in run.fidelity],
+            "fidelity": [printable(name or "whole") for name, _ in run.fidelity],
             "problems": {"count": run.problems.count, "messages": run.problems.messages},
         }
         for run in runs
@@ -413,8 +414,8 @@ def _counted(row: Row) -> str:
 
 def _evaluated(each: Evaluated) -> dict[str, Any]:
     return {
-        "policy": visible(each.policy),
-        "split": visible(each.split),
+        "policy": printable(each.policy),
+        "split": printable(each.split),
         "step": each.success.x,
         "success": each.success.y,
         "low": each.success.low,

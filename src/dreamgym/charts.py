@@ -1,4 +1,4 @@
-"""Line charts as SVG text. Colours are classes, so that the page decides between light and dark."""
+"""Line charts as SVG text: for a page, whose style sheet chooses the colours, or as a file of its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from dreamgym.report.safe_reading import visible
+from dreamgym.printable import printable
 
 WIDTH, HEIGHT = 720, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 40
 COLOURS = 8
+_TITLE, _ROW = 26, 18
+"""Heights of the title and of a row of the legend."""
+_STYLE = (
+    "text{font:12px sans-serif;fill:#333}.grid{stroke:#ddd}.stroke{fill:none;stroke:var(--c);stroke-width:2}"
+    ".dashed .stroke{stroke-dasharray:6 4}.pale{opacity:.4}.bar{stroke:var(--c);stroke-width:2;opacity:.6}"
+    ".band{fill:var(--c);opacity:.15}circle{fill:var(--c)}"
+    ".c0{--c:#0b62c4}.c1{--c:#c2410c}.c2{--c:#15803d}.c3{--c:#7c3aed}.c4{--c:#b4235a}.c5{--c:#0e7490}"
+    ".c6{--c:#854d0e}.c7{--c:#475569}"
+)
 _MOST_POINTS = 600
 _LEAST = 1e-9
 """Differences below this are drawn as none."""
@@ -49,6 +58,8 @@ class Chart:
     lines: tuple[Line, ...]
     note: str = ""
     across: str = "step"
+    ticks: tuple[str, ...] = ()
+    """Labels of x = 0, 1, …; numbers if empty."""
     percent: bool = False
     """Whether the height is a share, from 0 to 100%."""
     absent: str = ""
@@ -60,15 +71,37 @@ def draw(chart: Chart) -> str:
     lines = [thinned(line) for line in chart.lines if line.points]
     if not lines:
         return ""
-    frame = _Frame.around(lines, percent=chart.percent)
-    title = escape(visible(chart.title))
+    title = escape(printable(chart.title))
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" class="chart"><title>{title}</title>'
+    return "\n".join([head, *_drawing(chart, lines), "</svg>"])
+
+
+def draw_file(chart: Chart) -> str:
+    """The chart as an SVG file, with its title, colours and a legend."""
+    lines = [thinned(line) for line in chart.lines if line.points]
+    title, height = escape(printable(chart.title)), HEIGHT + _TITLE + _ROW * len(lines)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" class="chart"><title>{title}</title>',
-        *_grid(frame, chart),
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-_TITLE} {WIDTH} {height}" role="img" '
+        f'class="chart"><title>{title}</title><style>{_STYLE}</style>',
+        f'<rect y="{-_TITLE}" width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="{WIDTH / 2}" y="-8" text-anchor="middle">{title}</text>',
+        *(_drawing(chart, lines) if lines else ()),
     ]
+    for row, line in enumerate(lines):
+        y = HEIGHT + _ROW * row + 6
+        parts.append(
+            f'<g class="c{line.colour % COLOURS} {line.style}"><line class="stroke" x1="{_LEFT}" '
+            f'x2="{_LEFT + 24}" y1="{y}" y2="{y}"/></g>'
+            f'<text class="legend" x="{_LEFT + 32}" y="{y + 4}">{escape(printable(line.label))}</text>'
+        )
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _drawing(chart: Chart, lines: Sequence[Line]) -> Iterator[str]:
+    frame = _Frame.around(lines, percent=chart.percent)
+    yield from _grid(frame, chart)
     for line in lines:
-        parts += _drawn(line, frame, percent=chart.percent)
-    return "\n".join([*parts, "</svg>"])
+        yield from _drawn(line, frame, percent=chart.percent)
 
 
 def thinned(line: Line) -> Line:
@@ -144,21 +177,27 @@ def _grid(frame: _Frame, chart: Chart) -> Iterator[str]:
         yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         label = f"{value:.0%}" if chart.percent else short(value)
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-    middle = frame.x0 + (frame.x1 - frame.x0) / 2
-    for value, anchor in ((frame.x0, "start"), (float(math.floor(middle)), "middle"), (frame.x1, "end")):
-        if anchor == "middle" and not frame.x0 < value < frame.x1:
-            continue  # steps are whole: between two of them there is nothing to name
-        yield (
-            f'<text x="{frame.across(value):.1f}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="{anchor}">'
-            f"{short(value)}</text>"
-        )
-    across = escape(visible(chart.across))
+    for value, anchor, label in _ticks(frame, chart):
+        x, y = frame.across(value), HEIGHT - _BOTTOM + 16
+        yield f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{label}</text>'
+    across = escape(printable(chart.across))
     yield f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{across}</text>'
+
+
+def _ticks(frame: _Frame, chart: Chart) -> Iterator[tuple[float, str, str]]:
+    if chart.ticks:
+        yield from ((place, "middle", escape(printable(name))) for place, name in enumerate(chart.ticks))
+        return
+    yield frame.x0, "start", short(frame.x0)
+    middle = float(math.floor(frame.x0 + (frame.x1 - frame.x0) / 2))  # steps are whole
+    if frame.x0 < middle < frame.x1:
+        yield middle, "middle", short(middle)
+    yield frame.x1, "end", short(frame.x1)
 
 
 def _drawn(line: Line, frame: _Frame, *, percent: bool) -> Iterator[str]:
     colour = f"c{line.colour % COLOURS}"
-    label = escape(visible(line.label))
+    label = escape(printable(line.label))
     yield f'<g class="{colour} {line.style}"><title>{label}</title>'
     banded = [point for point in line.points if point.low is not None and point.high is not None]
     if line.style == "marks":
