@@ -1,4 +1,4 @@
-"""The conformance checker: a good world passes, each broken one is found out by the right check."""
+"""The conformance checker: a correct environment passes, each broken one fails the right check."""
 
 from __future__ import annotations
 
@@ -187,9 +187,9 @@ CLOSING = "closing is harmless at any time, and twice"
 HOSTILE = "nonsense and hostile actions are answered"
 ALONE = "one episode does not disturb another"
 ADMISSIBLE = "admissible actions do something"
-SHEET = "the world sheet tells the hidden facts of the start"
+SHEET = "the world sheet holds the hidden facts at the start"
 EXPERT = "every expert names an action"
-TOGETHER = "episodes side by side go as they go alone"
+TOGETHER = "concurrent episodes do not differ from single ones"
 LEAKS = "many episodes leave nothing behind"
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dreamgym.config import nearest_name
 from dreamgym.errors import ConfigError
@@ -39,6 +39,7 @@ _WRONG_DESTINATION = 0.2
 """Fraction of clumsy moves to a place that does not exist, or to the current one."""
 _NUMBERS = 13
 """Upper bound of the numbers of such places."""
+_ERRORS = ("noisy", "clumsy", "careless")
 _WAYS = ("north", "east", "south", "west")
 _PATTERNS = ("careless:SHARE", "clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
 _NAME = re.compile(r"[a-z]+ [0-9]+")
@@ -71,67 +72,54 @@ class ExpertPolicy:
         return Decision(action=await self._environment.expert_action(self._expert))
 
 
-class NoisyExpertPolicy:
-    """With probability `share` a random action, else the expert's: shows recovery from errors."""
+class ImperfectExpertPolicy:
+    """The expert's actions; with probability `share` an error of one kind.
 
-    def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
-        self.name = f"noisy:{share:g}"
-        self._expert = ExpertPolicy(environment)
+    ``noisy``: a random action, so that episodes show recovery. ``clumsy``: a known action on other objects,
+    so that they show refusals of every verb. ``careless``: an admissible action similar to the expert's (the
+    oven for the stove), so that they show near misses.
+    """
+
+    def __init__(self, kind: str, share: float, environment: HasExpert, seed: int) -> None:
+        self.name = f"{kind}:{share:g}"
+        self._kind = kind
         self._share = share
-        self._random = random.Random(seed)
-
-    async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
-        if self._random.random() < self._share:
-            return Decision(action=_any_action(self._random, task, history, state))
-        return await self._expert.act(task, history, state)
-
-
-class ClumsyExpertPolicy:
-    """With probability `share` a known action on other objects, else the expert's: shows refusals of every
-    verb in all parts of an episode."""
-
-    def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
-        self.name = f"clumsy:{share:g}"
         self._expert = ExpertPolicy(environment)
         self._finishing: tuple[str, ...] = getattr(environment, "finishing", ())
-        self._share = share
         self._random = random.Random(seed)
 
     async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
+        if self._kind == "careless":
+            return self._careless(await self._expert.act(task, history, state), state)
         if self._random.random() < self._share:
-            if self._finishing and self._random.random() < _PREMATURE:
-                return Decision(action=self._random.choice(self._finishing))
-            chance = self._random.random()
-            kinds = [_wrong_action, _wrong_word]
-            if chance < _WRONG_DESTINATION:
-                kinds = [_absent_name, _stale_action, *kinds]
-            elif chance < _WRONG_DESTINATION + _IN_PLACE:
-                kinds = [_missing_thing, _wrong_action, _stale_action, _wrong_word]
-            for kind in kinds:
-                wrong = kind(self._random, history, state)
-                if wrong is not None:
-                    return Decision(action=wrong)
+            if self._kind == "noisy":
+                return Decision(action=_any_action(self._random, task, history, state))
+            wrong = self._clumsy(history, state)
+            if wrong is not None:
+                return Decision(action=wrong)
         return await self._expert.act(task, history, state)
 
-
-class CarelessExpertPolicy:
-    """With probability `share` an admissible action similar to the expert's (the oven for the stove), else
-    the expert's: shows near misses."""
-
-    def __init__(self, environment: HasExpert, share: float, seed: int) -> None:
-        self.name = f"careless:{share:g}"
-        self._expert = ExpertPolicy(environment)
-        self._share = share
-        self._random = random.Random(seed)
-
-    async def act(self, task: Task, history: Sequence[Transition], state: State) -> Decision:
-        right = await self._expert.act(task, history, state)
+    def _careless(self, right: Decision, state: State) -> Decision:
         others = [action for action in state.admissible_actions or () if action != right.action]
         if not others or self._random.random() >= self._share:
             return right
         likeness = [_common_words(action, right.action) for action in others]
         likest = [action for action, like in zip(others, likeness, strict=True) if like == max(likeness)]
         return Decision(action=self._random.choice(likest))
+
+    def _clumsy(self, history: Sequence[Transition], state: State) -> str | None:
+        if self._finishing and self._random.random() < _PREMATURE:
+            return self._random.choice(self._finishing)
+        now = set(state.admissible_actions or ())
+        known = sorted(now.union(*(past.state.admissible_actions or () for past in history)))
+        chance = self._random.random()
+        kinds = [_wrong_action, _wrong_word]
+        if chance < _WRONG_DESTINATION:
+            kinds = [_absent_name, _stale_action, *kinds]
+        elif chance < _WRONG_DESTINATION + _IN_PLACE:
+            kinds = [_missing_thing, _wrong_action, _stale_action, _wrong_word]
+        found = (kind(self._random, now, known) for kind in kinds)
+        return next((wrong for wrong in found if wrong is not None), None)
 
 
 def resolve_policy(name: str, *, seed: int, episode: int) -> str:
@@ -168,12 +156,8 @@ def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
         raise ConfigError(
             f"policy {name!r} needs an expert, and {environment.task.environment!r} has none; use 'random'"
         )
-    if kind == "noisy":
-        return NoisyExpertPolicy(expert, float(argument), seed)
-    if kind == "clumsy":
-        return ClumsyExpertPolicy(expert, float(argument), seed)
-    if kind == "careless":
-        return CarelessExpertPolicy(expert, float(argument), seed)
+    if kind in _ERRORS:
+        return ImperfectExpertPolicy(kind, float(argument), expert, seed)
     return ExpertPolicy(expert, argument or None)
 
 
@@ -182,7 +166,7 @@ def _parse(name: str) -> tuple[str, str]:
     kind, colon, argument = name.partition(":")
     if name in ("expert", "mix", "random") or (kind == "expert" and argument):
         return kind, argument
-    if kind in ("noisy", "clumsy", "careless") and colon:
+    if kind in _ERRORS and colon:
         try:
             share = float(argument)
         except ValueError:
@@ -214,25 +198,37 @@ def _common_words(left: str, right: str) -> float:
     return len(mine & theirs) / len(mine | theirs)
 
 
-def _wrong_action(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
-    """A known action with one of its names exchanged, and not admissible now; None if none was found."""
-    now = set(state.admissible_actions or ())
-    known = now.union(*(past.state.admissible_actions or () for past in history))
-    by_verb: dict[str, list[str]] = {}
-    names: tuple[set[str], set[str]] = set(), set()
-    for action in sorted(known):
-        found = _NAME.findall(action)
-        if found:
-            by_verb.setdefault(action.partition(" ")[0], []).append(action)
-        if len(found) == 2:  # first what is handled, then where
-            names[0].add(found[0])
-            names[1].add(found[1])
+def _by_verb(actions: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for action in actions:
+        found.setdefault(action.partition(" ")[0], []).append(action)
+    return found
+
+
+def _pick(source: random.Random, by_verb: dict[str, list[str]]) -> str:
+    """Verbs are equally likely: places to go to outnumber all the rest."""
+    return source.choice(by_verb[source.choice(sorted(by_verb))])
+
+
+def _destinations(actions: Iterable[str]) -> set[str]:
+    """Places that one can go to."""
+    return {action.removeprefix("go to ") for action in actions if action.startswith("go to ")}
+
+
+# Clumsy actions: not admissible `now`, made from all actions `known` in the episode (sorted); None if there
+# is none of the kind.
+
+
+def _wrong_action(source: random.Random, now: set[str], known: list[str]) -> str | None:
+    """A known action with one of its names exchanged."""
+    by_verb = _by_verb(action for action in known if _NAME.search(action))
+    pairs = [names for action in known if len(names := _NAME.findall(action)) == 2]
+    handled, places = {first for first, _ in pairs}, {second for _, second in pairs}
     for _ in range(10 if by_verb else 0):
-        # Verbs are equally likely: places to go to outnumber all the rest.
-        action = source.choice(by_verb[source.choice(sorted(by_verb))])
+        action = _pick(source, by_verb)
         spots = list(_NAME.finditer(action))
         place = source.randrange(len(spots))
-        others = names[place] if len(spots) == 2 else names[0] | names[1]
+        others = (handled, places)[place] if len(spots) == 2 else handled | places
         if others:
             other = source.choice(sorted(others))
             wrong = f"{action[: spots[place].start()]}{other}{action[spots[place].end() :]}"
@@ -241,10 +237,8 @@ def _wrong_action(source: random.Random, history: Sequence[Transition], state: S
     return None
 
 
-def _missing_thing(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
-    """A known action on two things, done at a place in reach with something else; None if none was found."""
-    now = state.admissible_actions or ()
-    known = sorted({*now, *(action for past in history for action in past.state.admissible_actions or ())})
+def _missing_thing(source: random.Random, now: set[str], known: list[str]) -> str | None:
+    """A known action on two things, done at a place in reach with something else."""
     pairs = [action for action in known if len(_NAME.findall(action)) == 2]
     things = sorted({_NAME.findall(action)[0] for action in pairs})
     reach = sorted({_NAME.findall(action)[-1] for action in now if _NAME.search(action)} - _destinations(now))
@@ -258,54 +252,34 @@ def _missing_thing(source: random.Random, history: Sequence[Transition], state: 
     return None
 
 
-def _absent_name(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
-    """A known action on something that is nowhere, as far as known (``shelf 7`` of three), or a walk to where
-    one stands; None if there are no such names."""
-    now = set(state.admissible_actions or ())
-    known = now.union(*(past.state.admissible_actions or () for past in history))
-    names = sorted({name for action in known for name in _NAME.findall(action)})
-    walks = sorted(action for action in known if action.startswith("go to "))
+def _absent_name(source: random.Random, now: set[str], known: list[str]) -> str | None:
+    """A move to a place that is nowhere, as far as known (``shelf 7`` of three), or to the current one."""
+    walks = [action for action in known if action.startswith("go to ")]
     if not walks:
         return None
     here = [action for action in walks if action not in now]
     if here and source.random() < _IN_PLACE:
         return source.choice(here)
+    names = {name for action in known for name in _NAME.findall(action)}
     kind = source.choice(sorted({name.rpartition(" ")[0] for name in _destinations(walks)}))
     others = [f"{kind} {number}" for number in range(1, _NUMBERS) if f"{kind} {number}" not in names]
     return f"go to {source.choice(others)}" if others else None
 
 
-def _stale_action(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
-    """`_missing_thing` where names have no numbers: what could be done earlier in the episode, or elsewhere,
-    and not here and now; verbs are equally likely, and one may walk any way."""
-    now = set(state.admissible_actions or ())
-    known = now.union(*(past.state.admissible_actions or () for past in history))
+def _stale_action(source: random.Random, now: set[str], known: list[str]) -> str | None:
+    """`_missing_thing` for names without numbers: an action of an earlier state, or any move."""
     if any(_NAME.search(action) for action in known):
         return None
-    known |= {f"go {way}" for way in _WAYS} if any(action.startswith("go ") for action in known) else set()
-    by_verb: dict[str, list[str]] = {}
-    for action in sorted(known - now):
-        by_verb.setdefault(action.partition(" ")[0], []).append(action)
-    return source.choice(by_verb[source.choice(sorted(by_verb))]) if by_verb else None
+    moves = {f"go {way}" for way in _WAYS} if any(action.startswith("go ") for action in known) else set()
+    by_verb = _by_verb(sorted({*known, *moves} - now))
+    return _pick(source, by_verb) if by_verb else None
 
 
-def _destinations(actions: Sequence[str]) -> set[str]:
-    """Places that one can go to."""
-    return {action.removeprefix("go to ") for action in actions if action.startswith("go to ")}
-
-
-def _wrong_word(source: random.Random, history: Sequence[Transition], state: State) -> str | None:
+def _wrong_word(source: random.Random, now: set[str], known: list[str]) -> str | None:
     """`_wrong_action` for names without numbers: replaces one word other than the verb."""
-    now = set(state.admissible_actions or ())
-    known = sorted(now.union(*(past.state.admissible_actions or () for past in history)))
-    by_verb: dict[str, list[list[str]]] = {}
-    for action in known:
-        verb, *rest = action.split()
-        if rest:
-            by_verb.setdefault(verb, []).append([verb, *rest])
+    by_verb = _by_verb(action for action in known if " " in action)
     for _ in range(10 if by_verb else 0):
-        words = list(source.choice(by_verb[source.choice(sorted(by_verb))]))
-        others = source.choice(by_verb[source.choice(sorted(by_verb))])
+        words, others = _pick(source, by_verb).split(), _pick(source, by_verb).split()
         words[source.randrange(1, len(words))] = source.choice(others[1:])
         if (wrong := " ".join(words)) not in now:
             return wrong

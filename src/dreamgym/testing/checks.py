@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 from collections.abc import Iterator
 
 from dreamgym.errors import ConfigError, EpisodeOverError
@@ -19,6 +18,7 @@ from dreamgym.testing.episode_probe import (
     act,
     answered,
     begin,
+    play,
     shown,
 )
 from dreamgym.types import WorldSheet
@@ -66,7 +66,7 @@ async def unknown_split_is_refused(subject: Subject) -> str:
     try:
         tasks = await answered(subject.factory.tasks("no such split", 1))
     except ConfigError as error:
-        return f"it says: {error}"
+        return str(error)
     raise CheckFailed(f"expected a ConfigError, got {len(tasks)} tasks")
 
 
@@ -74,8 +74,7 @@ async def start_shows_something(subject: Subject) -> str:
     with_actions = 0
     tasks = (await subject.tasks())[:6]
     for task in tasks:
-        async with subject.episode(task) as environment:
-            state = await begin(environment)
+        async with subject.started(task) as (_, state):
             if state.admissible_actions == ():
                 raise CheckFailed(f"task {task.id!r} starts without any admissible action")
             with_actions += state.admissible_actions is not None
@@ -110,35 +109,29 @@ async def ends_are_clean(subject: Subject) -> str:
 
 async def horizon_truncates(subject: Subject) -> str:
     task = (await subject.tasks())[0]
-    async with subject.episode(task) as environment:
-        await begin(environment)
+    async with subject.started(task) as (environment, _):
         for position in range(1, _LONGEST + 1):
             outcome = await act(environment, NONSENSE)
             if outcome.success:
-                raise CheckFailed(f"saying {NONSENSE!r} succeeded")
+                raise CheckFailed(f"the action {NONSENSE!r} succeeded")
             if outcome.over:
                 return f"{'terminated' if outcome.terminated else 'truncated'} after {position} actions"
-    raise CheckFailed(f"still going after {_LONGEST} actions of nonsense: set a horizon")
+    raise CheckFailed(f"not over after {_LONGEST} actions {NONSENSE!r}: set a horizon")
 
 
 async def steps_outside_are_refused(subject: Subject) -> str:
     task = (await subject.tasks())[0]
     async with subject.episode(task) as environment:
         await _refuses(environment, "before the start")
-    for helped in (True, False):  # towards a termination, and towards a truncation
-        async with subject.episode(task) as environment:
-            await begin(environment)
+    for with_expert in (True, False):  # ends with a termination, and with a truncation
+        async with subject.started(task) as (environment, _):
+            expert = find_expert(environment) if with_expert else None
             for _ in range(_LONGEST):
-                expert = find_expert(environment) if helped else None
-                if expert is not None:
-                    outcome = await act(environment, await answered(expert.expert_action()))
-                else:
-                    outcome = await act(environment, NONSENSE)
-                if outcome.over:
+                action = NONSENSE if expert is None else await answered(expert.expert_action())
+                if (await act(environment, action)).over:
                     break
             await _refuses(environment, "after the end")
-    async with subject.episode(task) as environment:
-        await begin(environment)
+    async with subject.started(task) as (environment, _):
         await answered(environment.aclose())
         await _refuses(environment, "after aclose")
     return "before the start, after the end and after aclose"
@@ -155,18 +148,17 @@ async def closing_is_harmless(subject: Subject) -> str:
             await answered(environment.aclose())
             await answered(environment.aclose())
     await subject.replay(await subject.record(task, steps=3, seed=0, expert=False))
-    return "before the start, after it, in the middle; the next episode is as ever"
+    return "before the start, after it, in the middle; the next episode is unchanged"
 
 
 async def hostile_actions_are_answered(subject: Subject) -> str:
     task = (await subject.tasks())[0]
-    async with subject.episode(task) as environment:
-        state = await begin(environment)
+    async with subject.started(task) as (_, state):
+        pass
     disguised = [form for action in (state.admissible_actions or ())[:2] for form in _disguises(action)]
     waiting = [*HOSTILE_ACTIONS.items(), *(("a disguise", form) for form in disguised)]
     while waiting:
-        async with subject.episode(task) as environment:
-            await begin(environment)
+        async with subject.started(task) as (environment, _):
             over = False
             while waiting and not over:
                 over = await _answers(environment, *waiting.pop(0))
@@ -176,8 +168,7 @@ async def hostile_actions_are_answered(subject: Subject) -> str:
 async def episodes_are_independent(subject: Subject) -> str:
     records = await _records(subject, count=2)
     for record in records:
-        async with subject.episode(record.task) as neighbour:
-            await begin(neighbour)
+        async with subject.started(record.task) as (neighbour, _):
             noise = itertools.cycle([*HOSTILE_ACTIONS.values(), *(record.start.admissible_actions or ())])
 
             async def disturb(neighbour: Environment = neighbour, noise: Iterator[str] = noise) -> None:
@@ -190,16 +181,14 @@ async def episodes_are_independent(subject: Subject) -> str:
 
 async def admissible_actions_work(subject: Subject) -> str:
     task = (await subject.tasks())[0]
-    async with subject.episode(task) as environment:
-        state = await begin(environment)
+    async with subject.started(task) as (environment, state):
         if not state.admissible_actions:
             raise CheckSkipped("the environment does not list admissible actions")
         refusal = (await act(environment, NONSENSE)).next_state.text
     tried = state.admissible_actions[:6]
     refused = []
     for action in tried:
-        async with subject.episode(task) as environment:
-            await begin(environment)
+        async with subject.started(task) as (environment, _):
             if (await act(environment, action)).next_state.text == refusal:
                 refused.append(action)
     # Some environments answer an action without effect like nonsense; most actions must have one.
@@ -215,18 +204,12 @@ async def world_sheet_is_fixed(subject: Subject) -> str:
     for number, task in enumerate((await subject.tasks())[:3]):
         sheets = []
         for _ in range(2):
-            async with subject.episode(task) as environment:
+            async with subject.started(task) as (environment, start):
                 facts = find_world_sheet(environment)
                 if facts is None:
-                    raise CheckSkipped("the environment does not reveal hidden facts")
-                state = await begin(environment)
+                    raise CheckSkipped("the environment does not disclose hidden facts")
                 sheets.append(await _sheet(facts))
-                for _ in range(3):
-                    action = random.Random(number).choice(state.admissible_actions or (NONSENSE,))
-                    outcome = await act(environment, action)
-                    state = outcome.next_state
-                    if outcome.over:
-                        break
+                await play(environment, start, steps=3, seed=number)
                 sheets.append(await _sheet(facts))
         if any(sheet != sheets[0] for sheet in sheets):
             raise CheckFailed(f"task {task.id!r}: the sheet changed, though it is of the start")
@@ -236,17 +219,16 @@ async def world_sheet_is_fixed(subject: Subject) -> str:
 
 async def experts_act(subject: Subject) -> str:
     task = (await subject.tasks())[0]
-    async with subject.episode(task) as environment:
+    async with subject.started(task) as (environment, state):
         found = find_expert(environment)
         if found is None:
             raise CheckSkipped("the environment has no expert")
-        state = await begin(environment)
         for expert in found.experts:
             action = await answered(found.expert_action(expert))
             if not isinstance(action, str) or not action.strip():
                 raise CheckFailed(f"expert {expert!r}: expected an action, got {action!r}")
             if state.admissible_actions is not None and action not in state.admissible_actions:
-                raise CheckFailed(f"expert {expert!r} says {action!r}, which is not admissible")
+                raise CheckFailed(f"expert {expert!r} chooses {action!r}, which is not admissible")
         return ", ".join(found.experts)
 
 
@@ -261,9 +243,8 @@ async def concurrent_episodes_agree(subject: Subject) -> str:
         subject.say(f"{finished} of {subject.concurrency} episodes")
 
     results = await asyncio.gather(*map(one, range(subject.concurrency)), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    for error in filter(None, results):
+        raise error
     return f"{subject.concurrency} at once"
 
 

@@ -62,9 +62,9 @@ CHECKS: dict[str, CheckFunction] = {
     "nonsense and hostile actions are answered": checks.hostile_actions_are_answered,
     "one episode does not disturb another": checks.episodes_are_independent,
     "admissible actions do something": checks.admissible_actions_work,
-    "the world sheet tells the hidden facts of the start": checks.world_sheet_is_fixed,
+    "the world sheet holds the hidden facts at the start": checks.world_sheet_is_fixed,
     "every expert names an action": checks.experts_act,
-    "episodes side by side go as they go alone": checks.concurrent_episodes_agree,
+    "concurrent episodes do not differ from single ones": checks.concurrent_episodes_agree,
     "many episodes leave nothing behind": leaks_nothing,
 }
 

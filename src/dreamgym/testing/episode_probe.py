@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from dreamgym.errors import ConfigError
-from dreamgym.protocols import Environment, EnvironmentFactory, find_expert
+from dreamgym.protocols import Environment, EnvironmentFactory, HasExpert, find_expert
 from dreamgym.types import Outcome, State, Task
 
 TIMEOUT_SECONDS = 300.0
@@ -55,7 +55,7 @@ class Subject:
         if not self._tasks:
             self._tasks = await self.list_tasks(_TASKS)
         if not self._tasks:
-            raise CheckFailed(f"split {self.split!r} holds no task")
+            raise CheckFailed(f"split {self.split!r} has no tasks")
         return self._tasks
 
     async def list_tasks(self, count: int) -> list[Task]:
@@ -72,22 +72,17 @@ class Subject:
         finally:
             await answered(environment.aclose())
 
+    @asynccontextmanager
+    async def started(self, task: Task) -> AsyncIterator[tuple[Environment, State]]:
+        async with self.episode(task) as environment:
+            yield environment, await begin(environment)
+
     async def record(self, task: Task, *, steps: int, seed: int, expert: bool) -> Record:
         """Play up to `steps` actions: the expert's if requested and available, else random ones."""
-        source = random.Random(seed)
-        async with self.episode(task) as environment:
-            start = state = await begin(environment)
-            actions: list[str] = []
-            outcomes: list[Outcome] = []
-            while len(actions) < steps and not (outcomes and outcomes[-1].over):
-                guide = find_expert(environment) if expert else None
-                if guide is not None:
-                    actions.append(await answered(guide.expert_action()))
-                else:
-                    actions.append(source.choice(state.admissible_actions or (NONSENSE, "look", "help")))
-                outcomes.append(await act(environment, actions[-1]))
-                state = outcomes[-1].next_state
-        return Record(task=task, start=start, actions=tuple(actions), outcomes=tuple(outcomes))
+        async with self.started(task) as (environment, start):
+            guide = find_expert(environment) if expert else None
+            actions, outcomes = await play(environment, start, steps=steps, seed=seed, expert=guide)
+        return Record(task=task, start=start, actions=actions, outcomes=outcomes)
 
     async def replay(self, record: Record, *, pause: Callable[[], Awaitable[object]] | None = None) -> None:
         """Play the same actions again.
@@ -95,25 +90,25 @@ class Subject:
         Raises:
             CheckFailed: something differs.
         """
-        async with self.episode(record.task) as environment:
-            compare(record, 0, record.start, await begin(environment))
+        async with self.started(record.task) as (environment, start):
+            compare(record, 0, record.start, start)
             for position, action in enumerate(record.actions):
                 if pause is not None:
                     await pause()
                 compare(record, position + 1, record.outcomes[position], await act(environment, action))
 
 
-async def answered(question: Awaitable[T]) -> T:
+async def answered(call: Awaitable[T]) -> T:
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            return await question
+            return await call
     except TimeoutError:
         raise CheckFailed(f"no answer within {TIMEOUT_SECONDS:g} s") from None
 
 
 async def begin(environment: Environment) -> State:
     state = await answered(environment.start())
-    _look_at(state, "start")
+    _check_state(state, "start")
     return state
 
 
@@ -121,10 +116,27 @@ async def act(environment: Environment, action: str) -> Outcome:
     outcome = await answered(environment.step(action))
     if not isinstance(outcome, Outcome):
         raise CheckFailed(f"step({shown(action)}): expected an Outcome, got {outcome!r}")
-    _look_at(outcome.next_state, f"step({shown(action)})")
+    _check_state(outcome.next_state, f"step({shown(action)})")
     if not math.isfinite(outcome.reward):
         raise CheckFailed(f"step({shown(action)}): expected a finite reward, got {outcome.reward!r}")
     return outcome
+
+
+async def play(
+    environment: Environment, start: State, *, steps: int, seed: int, expert: HasExpert | None = None
+) -> tuple[tuple[str, ...], tuple[Outcome, ...]]:
+    """Actions and outcomes of at most `steps` steps: the expert's, else random admissible actions."""
+    source, state = random.Random(seed), start
+    actions: list[str] = []
+    outcomes: list[Outcome] = []
+    while len(actions) < steps and not (outcomes and outcomes[-1].over):
+        if expert is not None:
+            actions.append(await answered(expert.expert_action()))
+        else:
+            actions.append(source.choice(state.admissible_actions or (NONSENSE, "look", "help")))
+        outcomes.append(await act(environment, actions[-1]))
+        state = outcomes[-1].next_state
+    return tuple(actions), tuple(outcomes)
 
 
 def shown(text: str) -> str:
@@ -135,7 +147,7 @@ def shown(text: str) -> str:
 def compare(record: Record, position: int, before: State | Outcome, now: State | Outcome) -> None:
     if before == now:
         return
-    old, new = _plain(before), _plain(now)
+    old, new = _fields(before), _fields(now)
     what = next((name for name in old if old[name] != new[name]), "")
     raise CheckFailed(
         f"task {record.task.id!r}, after {position} actions {list(record.actions[:position])[-3:]}: "
@@ -143,14 +155,14 @@ def compare(record: Record, position: int, before: State | Outcome, now: State |
     )
 
 
-def _plain(seen: State | Outcome) -> dict[str, object]:
+def _fields(seen: State | Outcome) -> dict[str, object]:
     if isinstance(seen, State):
         return {"text": seen.text, "admissible actions": seen.admissible_actions}
-    flags: Sequence[str] = ("reward", "terminated", "truncated", "success")
-    return {**_plain(seen.next_state), **{name: getattr(seen, name) for name in flags}}
+    flags = ("reward", "terminated", "truncated", "success")
+    return {**_fields(seen.next_state), **{name: getattr(seen, name) for name in flags}}
 
 
-def _look_at(state: State, where: str) -> None:
+def _check_state(state: State, where: str) -> None:
     if not isinstance(state, State) or not isinstance(state.text, str) or not state.text.strip():
         raise CheckFailed(f"{where}: expected a State with some text, got {state!r}")
     actions = state.admissible_actions

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import random
-import threading
-from dataclasses import dataclass
-from pathlib import Path
 
-from dreamgym.testing.episode_probe import NONSENSE, CheckFailed, CheckSkipped, Subject, act, begin
+from dreamgym.testing.episode_probe import CheckFailed, CheckSkipped, Subject, play
 from dreamgym.types import Task
 
 _TOLERANCE = 1.10
@@ -18,83 +13,56 @@ _SETTLING = 60
 """Polls, 0.05 s apart, for closed episodes to release their resources."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceUsage:
-    """Resources of this process and its children."""
-
-    megabytes: float
-    files: int
-    threads: int
-    tasks: int
-    processes: int
-
-
 async def leaks_nothing(subject: Subject) -> str:
     """Compares usage at the end with usage after warm-up: at most 10% more (of countable resources: or 3)."""
     tasks = await subject.tasks()
     played = 0
-    weights: list[ResourceUsage] = []
+    usages: list[dict[str, float]] = []
     while played < subject.episodes:
         wave = range(played, min(played + subject.concurrency, subject.episodes))
         await asyncio.gather(*(_short_episode(subject, tasks[n % len(tasks)], n) for n in wave))
         played = wave.stop
-        weights.append(await _settled())
-        subject.say(f"{played} of {subject.episodes} episodes, {weights[-1].megabytes:.0f} MB")
-    warm, last = weights[len(weights) // 3], weights[-1]
+        usages.append(await _settled())
+        subject.say(f"{played} of {subject.episodes} episodes, {usages[-1]['megabytes']:.0f} MB")
+    warm, last = usages[len(usages) // 3], usages[-1]
     grown = [
-        f"{name} grew from {before:g} to {after:g}"
-        for name in ("megabytes", "files", "threads", "tasks", "processes")
-        if (after := getattr(last, name)) > _limit(name, before := getattr(warm, name))
+        f"{name} grew from {warm[name]:g} to {last[name]:g}"
+        for name in warm
+        if last[name] > max(warm[name] * _TOLERANCE, warm[name] + (0 if name == "megabytes" else 3))
     ]
     if grown:
         raise CheckFailed(f"over {played} episodes, {', '.join(grown)}")
-    if len(weights) < 3:
+    if len(usages) < 3:
         raise CheckSkipped(f"{played} episodes are too few for this check: use {3 * subject.concurrency}")
     return (
-        f"{played} episodes, {warm.megabytes:.0f} MB after warming up and {last.megabytes:.0f} MB at the end"
+        f"{played} episodes, {warm['megabytes']:.0f} MB after warm-up, {last['megabytes']:.0f} MB at the end"
     )
-
-
-def _limit(name: str, before: float) -> float:
-    return before * _TOLERANCE if name == "megabytes" else max(before * _TOLERANCE, before + 3)
 
 
 async def _short_episode(subject: Subject, task: Task, number: int) -> None:
     """Start, a few actions, close: also episodes that are closed early must not leak."""
-    source = random.Random(number)
-    async with subject.episode(task) as environment:
-        state = await begin(environment)
-        for _ in range(number % 5):
-            outcome = await act(environment, source.choice(state.admissible_actions or (NONSENSE,)))
-            state = outcome.next_state
-            if outcome.over:
-                break
+    async with subject.started(task) as (environment, start):
+        await play(environment, start, steps=number % 5, seed=number)
 
 
-async def _settled() -> ResourceUsage:
+async def _settled() -> dict[str, float]:
     """Usage once nothing is released any more."""
     gc.collect()
-    weight = _measure()
+    usage = _measure()
     for _ in range(_SETTLING):
         await asyncio.sleep(0.05)
-        before, weight = weight, _measure()
-        if (weight.processes, weight.tasks, weight.files) >= (before.processes, before.tasks, before.files):
+        before, usage = usage, _measure()
+        if all(usage[name] >= before[name] for name in ("processes", "tasks", "files")):
             break
-    return weight
+    return usage
 
 
-def _measure() -> ResourceUsage:
-    tasks = len(asyncio.all_tasks())
+def _measure() -> dict[str, float]:
+    """Resources of this process and its children."""
     try:
         import psutil
     except ModuleNotFoundError:
-        return ResourceUsage(
-            megabytes=_own_megabytes(),
-            files=_own_files(),
-            threads=threading.active_count(),
-            tasks=tasks,
-            processes=0,
-        )
+        raise CheckSkipped("it needs psutil: pip install psutil") from None
     process = psutil.Process()
     children = process.children(recursive=True)
     memory = process.memory_info().rss
@@ -103,24 +71,10 @@ def _measure() -> ResourceUsage:
             memory += child.memory_info().rss
         except psutil.Error:  # it has just ended
             continue
-    return ResourceUsage(
-        megabytes=memory / 1e6,
-        files=process.num_fds() if hasattr(process, "num_fds") else process.num_handles(),
-        threads=process.num_threads(),
-        tasks=tasks,
-        processes=len(children),
-    )
-
-
-def _own_megabytes() -> float:
-    statistics = Path("/proc/self/statm")
-    if statistics.exists():
-        return int(statistics.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    import resource  # the peak, and in units that differ by platform: growth still shows
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-
-
-def _own_files() -> int:
-    folder = Path("/dev/fd")
-    return len(list(folder.iterdir())) if folder.exists() else 0
+    return {
+        "megabytes": memory / 1e6,
+        "files": process.num_fds() if hasattr(process, "num_fds") else process.num_handles(),
+        "threads": process.num_threads(),
+        "tasks": len(asyncio.all_tasks()),
+        "processes": len(children),
+    }
