@@ -1,4 +1,4 @@
-"""`dreamgym experience`: teach an experience model from trajectories, and measure it against reality."""
+"""`dreamgym experience`: fine-tune an experience model on trajectories, and measure its fidelity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from dreamgym.cli import console
 from dreamgym.cli.audit import audit_command
-from dreamgym.cli.experience_eval import evaluate, origin
+from dreamgym.cli.experience_eval import evaluate
 from dreamgym.cli.experience_models import (
     NoDemonstrations,
     NoHistory,
@@ -28,10 +28,11 @@ from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Annotator
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.annotators import PLAIN, annotated, choose_annotator
+from dreamgym.training.experience_run import environment_of_data
 from dreamgym.types import Trajectory
 
 app = typer.Typer(
-    no_args_is_help=True, help="Teach an experience model: the model that plays the environment."
+    no_args_is_help=True, help="Experience models, which predict the environment: fine-tune, measure, audit."
 )
 app.command("eval")(evaluate)
 app.command("audit")(audit_command)
@@ -47,7 +48,7 @@ def train(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Trajectories to learn from; may be given several times. By default all that are shipped: "
+            help="Trajectories to fine-tune on; may be repeated. By default the shipped ones: "
             "builtin:alfworld and builtin:alfworld-mistakes."
         ),
     ] = None,
@@ -55,23 +56,24 @@ def train(
         str | None, typer.Option(help="nano, tiny or small from scratch, or hf:NAME_OR_PATH.")
     ] = None,
     lora: Annotated[
-        bool, typer.Option("--lora", help="Teach adapters of hf:NAME_OR_PATH instead of all its weights.")
+        bool,
+        typer.Option("--lora", help="Fine-tune LoRA adapters of hf:NAME_OR_PATH instead of all weights."),
     ] = False,
     annotator: Annotated[
         str | None,
         typer.Option(
-            help="Who explains the trajectories: rules (the environment's own; the default if it has some), "
-            "plain (what can be seen), hf:NAME_OR_PATH, endpoint:NAME, endpoint:MODEL@URL, or a name in "
-            "--annotations."
+            help="Annotator of the trajectories: rules (the environment's own; the default if it has any), "
+            "plain (from the texts of states), hf:NAME_OR_PATH, endpoint:NAME, endpoint:MODEL@URL, or a name "
+            "in --annotations."
         ),
     ] = None,
     annotations: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of explanations: used, and added to by --annotator. By default OUT/annotations."
+            help="Directory of annotations: read, and extended by --annotator; by default OUT/annotations."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The run's folder; gone on with if it was begun.")] = Path(
+    out: Annotated[Path, typer.Option(help="Run directory; an interrupted run in it is resumed.")] = Path(
         "experience"
     ),
     env: Annotated[str | None, typer.Option(help="Environment that the trajectories come from.")] = None,
@@ -87,7 +89,7 @@ def train(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Teach an experience model. Killed at any moment, it goes on from its last checkpoint.
+    """Fine-tune an experience model. Run the command again after a stop: it resumes from the last checkpoint.
 
     Examples:
 
@@ -95,11 +97,11 @@ def train(
 
       dreamgym experience train --data trajectories --steps 4000 --set experience.history=2 --out runs/second
 
-      dreamgym experience train --data trajectories --no-reasoning --out runs/thoughtless
+      dreamgym experience train --data trajectories --no-reasoning --out runs/no-reasoning
 
       dreamgym experience train --data shop --env shop --model hf:models/base --lora --out runs/shop
 
-      dreamgym experience train --data shop --env shop --annotator hf:models/chat --out runs/explained
+      dreamgym experience train --data shop --env shop --annotator hf:models/chat --out runs/annotated
     """
     without = parts_without(
         history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
@@ -147,7 +149,7 @@ async def _annotated(
     config: Config, recorded: list[Trajectory], out: Path, wanted: str | None, annotations: Path | None
 ) -> tuple[Annotator, str | None, int]:
     """The annotator, the agent's name among the facts, and the number of trajectories without annotation."""
-    spec = origin(config.environment.name, recorded)
+    spec = environment_of_data(config.environment.name, recorded)
     with console.progress() as bar:
         job = bar.add_task("annotating", total=len(recorded), visible=False)
 
@@ -165,15 +167,13 @@ async def _annotated(
                 on_progress=on_report,
             )
     if wanted is None and annotator.name == PLAIN:
-        console.err.print(
+        console.say(
             f"{config.environment.name} has no annotator of its own: annotations come from its texts; "
-            "--annotator endpoint:NAME or hf:NAME_OR_PATH uses a language model",
-            markup=False,
-            soft_wrap=True,
+            "--annotator endpoint:NAME or hf:NAME_OR_PATH uses a language model"
         )
     missing = len(recorded) - len(annotated(recorded, annotator))
     if missing:
-        console.err.print(f"{missing} of {len(recorded)} trajectories have no annotation and are left out")
+        console.say(f"{missing} of {len(recorded)} trajectories have no annotation and are left out")
     return annotator, spec.actor if spec else None, missing
 
 

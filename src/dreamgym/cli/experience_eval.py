@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -24,32 +20,18 @@ from dreamgym.cli.experience_models import (
     NoReasoning,
     NoSheet,
     Reward,
-    experience_model,
     parts_without,
     settings_of_run,
 )
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
-from dreamgym.config import CollectConfig, Config, Part, nearest_name
+from dreamgym.config import CollectConfig, Config, nearest_name
 from dreamgym.data.datasets import dataset_path
-from dreamgym.data.trajectories import read_trajectories
-from dreamgym.envs.registry import EnvironmentSpec, environment_names, find_environment, open_environment
-from dreamgym.errors import ConfigError, MissingExtraError
+from dreamgym.envs.registry import environment_names, find_environment
+from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import evaluation_split
-from dreamgym.evaluation.fidelity import Fidelity, measure_fidelity, save_fidelity
-from dreamgym.experience.dataset import held_out
-from dreamgym.experience.rubric_judge import RubricJudge
+from dreamgym.evaluation.experience import evaluate_experience
 from dreamgym.models.registry import check_language_model, names_language_model
-from dreamgym.models.usage import stage
-from dreamgym.protocols import Annotator, EnvironmentFactory
-from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.training.annotators import same_annotator
-from dreamgym.training.experience_loading import (
-    LoadedExperienceModel,
-    demonstrations_shown,
-    experience_run,
-)
-from dreamgym.training.experience_run import ExperienceRun, known_environment
-from dreamgym.types import Trajectory
+from dreamgym.training.experience_run import known_environment
 
 
 @console.command
@@ -84,13 +66,13 @@ def evaluate(
     judge: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="A language model that scores every imagined transition by four rubrics."
+            metavar="MODEL", help="A language model that scores every synthetic transition by four rubrics."
         ),
     ] = None,
     env: Annotated[str | None, typer.Option(help="Environment; by default the run's own.")] = None,
     annotations: Annotated[
         Path | None,
-        typer.Option(help="Folder of its annotator's explanations. By default RUN/annotations."),
+        typer.Option(help="Directory of the annotations of its annotator; by default RUN/annotations."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -128,34 +110,26 @@ def evaluate(
       dreamgym experience eval endpoint:MODEL@http://localhost:8000 --env shop --data shop --held-out
     """
     resolved = settings_of_run(run, resolve(config, overrides, {"environment.name": env, "seed": seed}))
-    spec = known_environment(resolved.environment.name)
     without = parts_without(
         history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
     )
-    prompted = names_language_model(run)
     if judge is not None:
         check_language_model(judge, resolved)
-    if not data and (spec is None or only_held_out):
+    if not data and (known_environment(resolved.environment.name) is None or only_held_out):
         raise ConfigError(_no_data(resolved.environment.name))
-    folder = out or (Path("fidelity") / re.sub(r"[^\w.-]+", "-", run) if prompted else Path(run))
-    sources = [dataset_path(path) for path in data or ()] or [_record(folder, resolved, episodes, split)]
-    found = [trajectory for source in sources for trajectory in read_trajectories(source)]
-    origin(resolved.environment.name, found)
-    others: list[Trajectory] = []
-    if only_held_out:
-        found, others = _held_out(run, found, resolved)
-    if len(found) > episodes:
-        found = Random(resolved.seed).sample(found, episodes)
+    slug = Path("fidelity") / re.sub(r"[^\w.-]+", "-", run)
+    folder = out or (slug if names_language_model(run) else Path(run))
     result = run_fidelity(
-        *(run, resolved, found),
+        *(run, resolved),
+        [dataset_path(path) for path in data or ()] or [_record(folder, resolved, episodes, split)],
         folder=folder,
-        others=others,
+        episodes=episodes,
+        only_held_out=only_held_out,
         annotations=annotations,
         reward=reward,
         judge=judge,
         buffer=buffer,
         without=without,
-        details={"data": list(map(str, sources)), "held_out": only_held_out},
     )
     if as_json:
         console.show(result, [], as_json=True)
@@ -163,73 +137,17 @@ def evaluate(
         console.out.print(Markdown((folder / result["files"]["table"]).read_text(encoding="utf-8")))
 
 
-def run_fidelity(
-    name: str,
-    config: Config,
-    trajectories: Sequence[Trajectory],
-    *,
-    folder: Path,
-    others: Sequence[Trajectory] = (),
-    annotations: Path | None = None,
-    reward: str | None = None,
-    judge: str | None = None,
-    buffer: str | None = None,
-    without: Collection[Part] = (),
-    details: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Measure and save the fidelity of an experience model, with progress bars.
+def run_fidelity(name: str, config: Config, data: Sequence[Path], **options: Any) -> dict[str, Any]:
+    """`evaluate_experience` with a progress bar for each stage."""
+    with console.progress() as bar:
+        jobs: dict[str, TaskID] = {}
 
-    Args:
-        others: trajectories for the demonstrations of a prompted model.
-        details: more about the measurement, for fidelity.json.
-    """
-    annotator = _annotator(name, known_environment(config.environment.name), annotations)
-    with (
-        asyncio.Runner() as runner,
-        _buffer_of(others, name, buffer, config, without, runner) as store,
-        experience_model(
-            *(name, config),
-            runner=runner,
-            reward=reward,
-            buffer=store,
-            folder=folder,
-            known=trajectories,
-            without=without,
-        ) as loaded,
-    ):
-        fidelity = runner.run(_measure(loaded, annotator, trajectories, config, judge))
-        how: dict[str, Any] = {"reward": loaded.grader, "without": list(without), "seed": config.seed}
-    how |= {"tasks": len({each.task.id for each in trajectories}), "annotator": annotator.name}
-    if names_language_model(name):
-        how["prompted"] = config.prompted.model_dump(mode="json")
-    return save_fidelity(fidelity, folder, how | (details or {}))
+        def on_stage(stage: str, done: int, total: int) -> None:
+            if stage not in jobs:
+                jobs[stage] = bar.add_task(stage, total=total)
+            bar.update(jobs[stage], completed=done)
 
-
-@contextmanager
-def _buffer_of(
-    others: Sequence[Trajectory],
-    name: str,
-    buffer: str | None,
-    config: Config,
-    without: Collection[Part],
-    runner: asyncio.Runner,
-) -> Iterator[str | None]:
-    """The given replay buffer, or for a prompted model one of the trajectories that are not measured."""
-    if not names_language_model(name) or not demonstrations_shown(name, config, without) or buffer:
-        yield buffer
-        return
-    if not others:
-        console.err.print(
-            "prompts show no demonstrations: name a replay buffer (--buffer), or measure a part (--held-out)"
-        )
-        yield None
-        return
-    with TemporaryDirectory() as place:
-        store = str(Path(place) / "replay.sqlite")
-        with ReplayBuffer.open(store, embedder=config.replay.embedder) as own:
-            for trajectory in others:
-                runner.run(own.add(trajectory))
-        yield store
+        return evaluate_experience(name, config, data, on_stage=on_stage, log=console.say, **options)
 
 
 def _record(run: Path, config: Config, episodes: int, split: str | None) -> Path:
@@ -247,100 +165,3 @@ def _no_data(name: str) -> str:
         return "--held-out selects from given trajectories: add --data"
     missing = f"environment {name!r} is not installed{nearest_name(name, environment_names())}"
     return f"{missing}; or give real trajectories of it (--data)"
-
-
-def _held_out(
-    name: str, found: Sequence[Trajectory], config: Config
-) -> tuple[list[Trajectory], list[Trajectory]]:
-    """The trajectories of held-out tasks, by the settings of a fine-tuned run, and the others."""
-    prompted = names_language_model(name)
-    share = experience_run(name, config).experience.validation
-    tasks = {trajectory.task.id for trajectory in found}
-    kept = {task for task in tasks if held_out(task, share)}
-    if not kept:
-        done = "measure with" if prompted else "give trajectories of other tasks, or fine-tune again with"
-        raise ConfigError(
-            f"{name} has experience.validation={share:g}, which holds out none of these "
-            f"{len(tasks)} tasks; {done} a larger share"
-        )
-    source = "demonstrations" if prompted else "fine-tuning"
-    console.say(f"measured on the {len(kept)} of {len(tasks)} tasks that were held out from {source}")
-    return (
-        [trajectory for trajectory in found if trajectory.task.id in kept],
-        [trajectory for trajectory in found if trajectory.task.id not in kept],
-    )
-
-
-def _annotator(name: str, spec: EnvironmentSpec | None, annotations: Path | None) -> Annotator:
-    if names_language_model(name):
-        return same_annotator(None, spec, annotations or Path())
-    run = Path(name)
-    used = ExperienceRun.read(run).annotator
-    folder = annotations or run / "annotations"
-    annotator = same_annotator(used, spec, folder)
-    if used != annotator.name:
-        console.err.print(
-            f"{folder} has no annotations by {used!r}, the annotator of {run}: world sheets are updated "
-            "from the texts of states; name the directory of its annotations (--annotations)",
-            markup=False,
-            soft_wrap=True,
-        )
-    return annotator
-
-
-def _reality(config: Config) -> EnvironmentFactory | None:
-    """The real environment; None, with a message, where it is not installed."""
-    name = config.environment.name
-    problem = f"environment {name!r} is not installed"
-    if name in environment_names():
-        try:
-            return open_environment(name, config.environment.options)
-        except MissingExtraError as error:
-            problem = str(error)
-    console.say(f"{problem}: dream → real is skipped")
-    return None
-
-
-async def _measure(
-    loaded: LoadedExperienceModel,
-    annotator: Annotator,
-    trajectories: Sequence[Trajectory],
-    config: Config,
-    judge: str | None,
-) -> Fidelity:
-    factory = _reality(config)
-    judging = None if judge is None else RubricJudge(loaded.models.open(judge, role="judge"), name=judge)
-    try:
-        with console.progress() as bar:
-            jobs: dict[str, TaskID] = {}
-
-            def on_stage(stage: str, done: int, total: int) -> None:
-                if stage not in jobs:
-                    jobs[stage] = bar.add_task(stage, total=total)
-                bar.update(jobs[stage], completed=done)
-
-            with stage("fidelity"):
-                return await measure_fidelity(
-                    loaded.model,
-                    annotator,
-                    trajectories,
-                    factory=factory,
-                    judge=judging,
-                    seed=config.seed,
-                    on_stage=on_stage,
-                )
-    finally:
-        if factory is not None:
-            await factory.aclose()
-
-
-def origin(name: str, recorded: Sequence[Trajectory]) -> EnvironmentSpec | None:
-    """The environment of all trajectories; None if it is not installed."""
-    found = sorted({trajectory.task.environment for trajectory in recorded})
-    if found != [name]:
-        raise ConfigError(
-            f"expected trajectories of the environment {name!r}, "
-            f"got {', '.join(map(repr, found)) or 'none'}; "
-            "name theirs (--env), one experience model for each"
-        )
-    return known_environment(name)

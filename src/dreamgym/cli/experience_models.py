@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dreamgym.cli import console
 from dreamgym.config import Config, Part
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.models.registry import names_language_model, with_base_url
-from dreamgym.training.experience_loading import LoadedExperienceModel, open_experience_model
-from dreamgym.training.experience_run import ExperienceRun, inherit_settings
-from dreamgym.types import Trajectory
+from dreamgym.training.experience_run import inherit_settings
 
 Reward = Annotated[
     str | None,
@@ -87,41 +80,3 @@ def settings_of_run(name: str, config: Config) -> Config:
     if not names_language_model(name):
         need_models()
     return inherit_settings(config, name)
-
-
-@contextmanager
-def experience_model(
-    name: str,
-    config: Config,
-    *,
-    runner: asyncio.Runner,
-    reward: str | None = None,
-    buffer: str | None = None,
-    folder: Path | None = None,
-    known: Iterable[Trajectory] = (),
-    without: Collection[Part] = (),
-) -> Iterator[LoadedExperienceModel]:
-    """`open_experience_model`, with the usage of endpoints printed at the end."""
-    if not names_language_model(name):
-        run = ExperienceRun.read(Path(name))
-        for part in without:
-            used = run.k if part == "demonstrations" else run.experience.without([part]) != run.experience
-            if not used:
-                console.err.print(
-                    f"{name} was fine-tuned without {part}: leaving it out changes nothing", markup=False
-                )
-    with open_experience_model(
-        *(name, config),
-        run_async=runner.run,
-        reward=reward,
-        buffer=buffer,
-        folder=folder,
-        known=known,
-        without=without,
-    ) as loaded:
-        try:
-            yield loaded
-        finally:
-            if loaded.models.usage.rows:
-                usage = f"endpoints: {loaded.models.usage.summary()}"
-                console.err.print(usage, markup=False, soft_wrap=True)

@@ -18,7 +18,6 @@ from dreamgym.cli.experience_models import (
     Dream,
     Reward,
     dream_name,
-    experience_model,
     settings_of_run,
 )
 from dreamgym.cli.options import BaseUrl, ConfigFile, Overrides, resolve
@@ -27,6 +26,7 @@ from dreamgym.data.datasets import dataset_path
 from dreamgym.envs.registry import environment_names, open_environment
 from dreamgym.errors import ConfigError
 from dreamgym.play import find_task, imagined_episode, play
+from dreamgym.training.experience_loading import open_experience_model
 from dreamgym.training.experience_run import known_environment
 
 
@@ -115,7 +115,9 @@ def _play_dream(
         )
     with (
         asyncio.Runner() as runner,
-        experience_model(dream, config, runner=runner, reward=reward, buffer=buffer) as loaded,
+        open_experience_model(
+            dream, config, run_async=runner.run, reward=reward, buffer=buffer, log=console.say
+        ) as loaded,
     ):
         runner.run(loaded.models.check_reachable())
         episode = runner.run(

@@ -128,7 +128,7 @@ def _fidelity(plan: Plan, stages: Stages) -> dict[str, Any]:
     policy = next(iter(plan.extent.record))
     real = plan.recording(policy, plan.extent.fidelity_episodes, split, run / "real")
     run_collect(real)
-    found = run_fidelity(str(run), plan.config, list(read_trajectories(run / "real")), folder=run)
+    found = run_fidelity(str(run), plan.config, [run / "real"], folder=run)
     return {
         "next_state_exact": found["steps"]["next_state_exact"],
         "real_to_dream": found["real_to_dream"],

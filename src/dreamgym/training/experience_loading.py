@@ -116,10 +116,17 @@ def open_experience_model(
     folder: Path | None = None,
     known: Iterable[Trajectory] = (),
     without: Collection[Part] = (),
+    log: Callable[[str], None],
 ) -> Iterator[LoadedExperienceModel]:
     """An experience model with its replay buffer and language models, closed at the end of the block.
     First states of `known` trajectories are not imagined; `run_async` runs a coroutine on the caller's
-    event loop."""
+    event loop; `log` receives warnings, and the usage of endpoints at the end."""
+    if not names_language_model(name):
+        run = experience_run(name, config)
+        for part in without:
+            used = run.k if part == "demonstrations" else run.experience.without([part]) != run.experience
+            if not used:
+                log(f"{name} was fine-tuned without {part}: leaving it out changes nothing")
     shown = demonstrations_shown(name, config, without)
     with ExitStack() as stack:
         if buffer is None and not names_language_model(name) and (Path(name) / OWN_BUFFER).exists():
@@ -131,15 +138,18 @@ def open_experience_model(
             )
         models = LanguageModels(config, folder=folder)
         stack.callback(lambda: run_async(models.aclose()))
-        yield load_experience_model(
-            name,
-            config,
-            reward=reward,
-            retriever=retriever,
-            models=models,
-            starts=known_starts(known),
-            without=without,
-        )
+        try:
+            yield load_experience_model(
+                *(name, config),
+                reward=reward,
+                retriever=retriever,
+                models=models,
+                starts=known_starts(known),
+                without=without,
+            )
+        finally:
+            if models.usage.rows:
+                log(f"endpoints: {models.usage.summary()}")
 
 
 def demonstrations_shown(name: str, config: Config, without: Collection[Part] = ()) -> int:

@@ -20,6 +20,7 @@ from dreamgym.envs.registry import (
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import atomic_write
 from dreamgym.models.registry import names_language_model
+from dreamgym.types import Trajectory
 
 RUN_FILE = "run.json"
 DEFAULT_HORIZON = 50
@@ -173,3 +174,14 @@ def _differing(
 def known_environment(name: str) -> EnvironmentSpec | None:
     """None for an environment that is not installed: only its trajectories are known."""
     return find_environment(name) if name in environment_names() else None
+
+
+def environment_of_data(name: str, trajectories: Iterable[Trajectory]) -> EnvironmentSpec | None:
+    """`known_environment(name)`, which all trajectories must come from."""
+    found = sorted({trajectory.task.environment for trajectory in trajectories})
+    if found != [name]:
+        raise ConfigError(
+            f"expected trajectories of the environment {name!r}, got "
+            f"{', '.join(map(repr, found)) or 'none'}; name theirs (--env), one experience model for each"
+        )
+    return known_environment(name)
