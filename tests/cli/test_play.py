@@ -162,7 +162,7 @@ def test_an_imagined_episode_has_the_split_and_horizon_of_its_run(runner: asynci
     episode = runner.run(
         imagined_episode(loaded, config, spec, split=None, wanted="0", sources=[], show=show)
     )
-    assert (episode.task.split, episode._horizon) == ("validation", 7)
+    assert (episode.task.split, episode._left) == ("validation", 7)
     assert PlaySession(episode, runner, show).trajectory().start.text == "A kitchen."
 
 

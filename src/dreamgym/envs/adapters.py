@@ -23,18 +23,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dreamgym.config import nearest_name
-from dreamgym.errors import (
-    ConfigError,
-    DreamGymError,
-    EpisodeFailedError,
-    EpisodeOverError,
-    UnknownSplitError,
-)
+from dreamgym.envs.episode import Episode, check_expert, check_split, select_tasks
+from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError, EpisodeOverError
 from dreamgym.protocols import Environment
 from dreamgym.seeding import derive_seed
 from dreamgym.types import FailureKind, Outcome, State, Task, WorldSheet
@@ -95,13 +89,8 @@ class ObjectFactory:
         return tuple(self._tasks)
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
-        if split not in self._tasks:
-            raise UnknownSplitError(split, self.splits, self.name)
-        found = list(self._tasks[split])
-        if count is not None and count > len(found):
-            raise ConfigError(f"split {split!r} has {len(found)} tasks, {count} were requested")
-        random.Random(seed).shuffle(found)
-        return found[:count]
+        check_split(split, self.splits, self.name)
+        return select_tasks(self._tasks[split], split, count, seed)
 
     def make(self, task: Task, *, seed: int = 0) -> Environment:
         # The task alone fixes the start, so its number is the seed; `seed` has no further effect.
@@ -156,15 +145,13 @@ class ObjectFactory:
         )
 
 
-class ObjectEnvironment:
+class ObjectEnvironment(Episode):
     """One episode of a plain object."""
 
     def __init__(self, plain: Any, task: Task, *, horizon: int, seed: int) -> None:
-        self.task = task
+        super().__init__(task, horizon)
         self._plain = plain
-        self._left = horizon
         self._seed = seed
-        self._phase = "not started"
         self._sheet: WorldSheet | None = None
         if hasattr(plain, "world_sheet"):  # only then it has the role `HasWorldSheet`
             self.world_sheet = self._world_sheet
@@ -172,50 +159,32 @@ class ObjectEnvironment:
         if hasattr(plain, "expert_action"):
             self.experts = tuple(getattr(plain, "experts", ("expert",)))
 
-    async def start(self) -> State:
-        if self._phase != "not started":
-            raise EpisodeOverError("an environment is one episode: make another one")
+    async def _start(self) -> State:
         if hasattr(self._plain, "reset"):
             reply = await self._call("reset", lambda: self._plain.reset(seed=self._seed))
             text, info = reply if isinstance(reply, tuple) else (reply, {})
         else:
             text, info = await self._call("start", self._plain.start), {}
-        self._phase = "running"
         if hasattr(self._plain, "world_sheet"):  # read now: the object's facts may change with its actions
             facts: Any = await self._call("world_sheet", self._plain.world_sheet)
             self._sheet = facts if isinstance(facts, WorldSheet) else _sheet(facts)
         return await self._state(text, info)
 
-    async def step(self, action: str) -> Outcome:
-        if self._phase != "running":
-            raise EpisodeOverError(f"step: expected a running episode, this one is {self._phase}")
+    async def _step(self, action: str) -> Outcome:
         reply = await self._call(f"step({action!r})", lambda: self._plain.step(action))
-        outcome = reply if isinstance(reply, Outcome) else await self._outcome(reply)
-        self._left -= 1
-        if not outcome.over and self._left <= 0:
-            outcome = Outcome(
-                next_state=outcome.next_state,
-                reward=outcome.reward,
-                terminated=False,
-                truncated=True,
-                info=outcome.info,
-            )
-        if outcome.over:
-            self._phase = "over"
-        return outcome
+        return reply if isinstance(reply, Outcome) else await self._outcome(reply)
 
     async def aclose(self) -> None:
         if self._phase == "closed":
             return
-        self._phase = "closed"
+        await super().aclose()
         for method in ("aclose", "close"):
             if hasattr(self._plain, method):
                 await self._call(method, getattr(self._plain, method))
                 return
 
     async def expert_action(self, expert: str | None = None) -> str:
-        if expert is not None and expert not in self.experts:
-            raise ConfigError(f"unknown expert {expert!r}{nearest_name(expert, self.experts)}")
+        check_expert(expert, self.experts)
         method = self._plain.expert_action
         named = bool(inspect.signature(method).parameters)
         return str(await self._call("expert_action", (lambda: method(expert)) if named else method))

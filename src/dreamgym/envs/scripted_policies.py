@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from dreamgym.config import nearest_name
+from dreamgym.envs.episode import check_expert
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import Environment, HasExpert, Policy, find_expert
 from dreamgym.types import Decision, State, Task, Transition
@@ -62,8 +63,7 @@ class ExpertPolicy:
     """The actions of the environment's expert."""
 
     def __init__(self, environment: HasExpert, expert: str | None = None) -> None:
-        if expert is not None and expert not in environment.experts:
-            raise ConfigError(f"unknown expert {expert!r}{nearest_name(expert, environment.experts)}")
+        check_expert(expert, environment.experts)
         self.name = "expert" if expert is None else f"expert:{expert}"
         self._environment = environment
         self._expert = expert

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from random import Random
 from typing import TypeAlias
 
-from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError, UnknownSplitError
+from dreamgym.envs.episode import Episode, select_tasks
+from dreamgym.errors import ConfigError, EpisodeFailedError, UnknownSplitError
 from dreamgym.protocols import ExperienceModel
 from dreamgym.types import (
     Change,
@@ -25,7 +25,7 @@ UNREADABLE = "unreadable"
 """`reward_source` of an action that was refused because the experience model's reply did not parse."""
 
 
-class SyntheticEnvironment:
+class SyntheticEnvironment(Episode):
     """One imagined episode. It has a world sheet (`HasWorldSheet`) and no expert.
 
     `Outcome.info` holds the ``demonstrations`` in the experience model's prompt, the ``change`` that it
@@ -52,79 +52,61 @@ class SyntheticEnvironment:
                 parse. By default such a reply is an `EpisodeFailedError`, which drops the rollout group; a
                 policy early in training causes many of them.
         """
-        self.task = task
+        super().__init__(task, horizon)
         self._model = experience_model
-        self._first_sheet = self._sheet = sheet
-        self._horizon = horizon
+        self._first_sheet = self.sheet = sheet
+        """`sheet` holds the current facts."""
         self._refusal_ends = refusal_ends
         self._first = first
         self._unreadable = unreadable
         self._history: list[Transition] = []
-        self._state: State | None = None
-        self._over: str | None = "has not started"
         self._refused: dict[tuple[frozenset[Fact], str], Prediction] = {}
 
-    async def start(self) -> State:
-        if self._over != "has not started":
-            raise EpisodeOverError("an environment is one episode: make a new one to start again")
-        self._over = "is starting"
+    async def _start(self) -> State:
         self._state = self._first or await self._model.imagine_start(self.task, self._first_sheet)
-        self._over = None
         return self._state
 
-    async def step(self, action: str) -> Outcome:
-        if self._over is not None or self._state is None:
-            raise EpisodeOverError(f"this episode {self._over}: step only between start and the end")
+    async def _step(self, action: str) -> Outcome:
         prediction = await self._predict(self._state, action)
         outcome = prediction.outcome
         terminated = outcome.terminated or (prediction.refused and self._refusal_ends)
         outcome = replace(
             outcome,
             terminated=terminated,
-            truncated=not terminated and (outcome.truncated or len(self._history) + 1 >= self._horizon),
+            truncated=not terminated and outcome.truncated,
             info={
                 **outcome.info,
                 "demonstrations": prediction.demonstrations,
                 "refused": prediction.refused,
-                "sheet": self._sheet,
-                "change": _difference(self._sheet, prediction.sheet),
+                "sheet": self.sheet,
+                "change": _difference(self.sheet, prediction.sheet),
             },
         )
         self._history.append(Transition(state=self._state, action=action, outcome=outcome))
-        self._state, self._sheet = outcome.next_state, prediction.sheet
-        if outcome.over:
-            self._over = "is over"
+        self._state, self.sheet = outcome.next_state, prediction.sheet
         return outcome
 
     async def _predict(self, state: State, action: str) -> Prediction:
         # A refusal is cached while the facts are unchanged: otherwise a policy learns to repeat an action
         # until a model with some error rate accepts it.
-        key = (frozenset(self._sheet.facts), action)
+        key = (frozenset(self.sheet.facts), action)
         known = self._refused.get(key)
         if known is not None:
-            return replace(known, sheet=self._sheet)
+            return replace(known, sheet=self.sheet)
         try:
-            prediction = await self._model.predict(self.task, self._sheet, self._history, state, action)
+            prediction = await self._model.predict(self.task, self.sheet, self._history, state, action)
         except EpisodeFailedError as error:
             if self._unreadable is None or error.kind is not FailureKind.PARSE_ERROR:
                 raise
             refusal = State(text=self._unreadable)
             outcome = Outcome(next_state=refusal, reward=0.0, terminated=False, reward_source=UNREADABLE)
-            prediction = Prediction(outcome=outcome, sheet=self._sheet, refused=True)
-        if prediction.refused and self._sheet.facts:
+            prediction = Prediction(outcome=outcome, sheet=self.sheet, refused=True)
+        if prediction.refused and self.sheet.facts:
             self._refused[key] = prediction
         return prediction
 
     async def world_sheet(self) -> WorldSheet:
         return self._first_sheet
-
-    @property
-    def sheet(self) -> WorldSheet:
-        """The current facts."""
-        return self._sheet
-
-    async def aclose(self) -> None:
-        self._over = self._over or "is closed"
 
 
 def _difference(before: WorldSheet, after: WorldSheet) -> Change:
@@ -187,10 +169,7 @@ class SyntheticFactory:
         found = [task for task in self._tasks if task.split == split]
         if not found:
             raise UnknownSplitError(split, self.splits, self.name)
-        if count is not None and count > len(found):
-            raise ConfigError(f"split {split!r} has {len(found)} tasks, {count} were requested")
-        Random(seed).shuffle(found)
-        return found[:count]
+        return select_tasks(found, split, count, seed)
 
     def make(self, task: Task, *, seed: int = 0) -> SyntheticEnvironment:
         start = self._start_for(task, seed)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dreamgym.config import Section, nearest_name
+from dreamgym.config import Section
 from dreamgym.envs.alfworld.annotator import AGENT, REFUSAL, HouseholdAnnotator
 from dreamgym.envs.alfworld.goals import goal_met
 from dreamgym.envs.alfworld.instructions import (
@@ -23,9 +23,10 @@ from dreamgym.envs.alfworld.instructions import (
     task_from_instruction,
 )
 from dreamgym.envs.alfworld.rationales import think
+from dreamgym.envs.episode import Episode, check_count, check_expert
 from dreamgym.envs.process_pool import EpisodeProcess, ProcessPool
 from dreamgym.envs.registry import EnvironmentSpec
-from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError, MissingExtraError
+from dreamgym.errors import EpisodeFailedError, EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
@@ -85,8 +86,7 @@ class AlfworldFactory:
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
         tasks = await self._source.tasks(split, count, seed, self._solve)
-        if count is not None and len(tasks) < count:
-            raise ConfigError(f"split {split!r} has {len(tasks)} tasks, {count} were requested")
+        check_count(split, len(tasks), count)
         return tasks
 
     def make(self, task: Task, *, seed: int = 0) -> AlfworldEnvironment:
@@ -117,58 +117,40 @@ class AlfworldFactory:
             await process.aclose()
 
 
-class AlfworldEnvironment:
+class AlfworldEnvironment(Episode):
     """One ALFWorld episode in a process of its own."""
 
     experts = ("handcoded", "planner")
 
     def __init__(self, task: Task, game: Path, pool: ProcessPool, *, options: AlfworldOptions) -> None:
-        self.task = task
+        super().__init__(task, options.horizon)
         self._game = game
         self._pool = pool
-        self._options = options
+        self._timeout = options.step_timeout
         self._process: EpisodeProcess | None = None
-        self._steps = 0
-        self._over: str | None = "has not started"
 
-    async def start(self) -> State:
-        if self._process is not None or self._over != "has not started":
-            raise EpisodeOverError("an environment is one episode: make a new one to start again")
-        self._over = "is starting"
+    async def _start(self) -> State:
         self._process = await self._pool.open()
-        reply = await self._ask(
-            {"do": "start", "game": str(self._game), "goal": self.task.parameters["goal"]}
-        )
-        self._over = None
-        return _state(reply)
+        goal = self.task.parameters["goal"]
+        return _state(await self._ask({"do": "start", "game": str(self._game), "goal": goal}))
 
-    async def step(self, action: str) -> Outcome:
-        if self._over is not None:
-            raise EpisodeOverError(f"this episode {self._over}: step only between start and the end")
+    async def _step(self, action: str) -> Outcome:
         reply = await self._ask({"do": "step", "action": action})
-        self._steps += 1
         won = bool(reply["won"])
-        truncated = not won and self._steps >= self._options.horizon
-        if won or truncated:
-            self._over = "is over"
-        return Outcome(
-            next_state=_state(reply), reward=float(won), terminated=won, truncated=truncated, success=won
-        )
+        return Outcome(next_state=_state(reply), reward=float(won), terminated=won, success=won)
 
     async def world_sheet(self) -> WorldSheet:
         reply = await self._ask({"do": "sheet"})
         return WorldSheet(facts=tuple(tuple(fact) for fact in reply["facts"]))
 
     async def expert_action(self, expert: str | None = None) -> str:
-        name = expert or self.experts[0]
-        if name not in self.experts:
-            raise ConfigError(f"unknown expert {name!r}{nearest_name(name, self.experts)}")
-        reply = await self._ask({"do": "expert", "name": name})
+        check_expert(expert, self.experts)
+        reply = await self._ask({"do": "expert", "name": expert or self.experts[0]})
         # The planner has no action where the goal is out of reach.
         return str(reply["action"] or "look")
 
     async def aclose(self) -> None:
-        self._over = self._over or "is closed"
+        await super().aclose()
         process, self._process = self._process, None
         if process is not None:
             await process.aclose()
@@ -176,7 +158,7 @@ class AlfworldEnvironment:
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
             raise EpisodeOverError("this episode has no process: call this between start and aclose")
-        return await self._process.ask(request, timeout=self._options.step_timeout)
+        return await self._process.ask(request, timeout=self._timeout)
 
 
 def cache_folder() -> Path:

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from dreamgym.envs.alfworld.episode_process import instruction_of
 from dreamgym.envs.alfworld.generate import SPLITS, GeneratedGame, generate_game
-from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, UnknownSplitError
+from dreamgym.envs.episode import check_split
+from dreamgym.errors import ConfigError, DataError, EpisodeFailedError
 from dreamgym.files import write_text
 from dreamgym.types import FailureKind, Task
 
@@ -69,7 +70,7 @@ class OfficialGames:
         return tuple(sorted(p.name for p in self.folder.iterdir() if any(p.glob("*/*/game.tw-pddl"))))
 
     async def tasks(self, split: str, count: int | None, seed: int, solve: Solve) -> Sequence[Task]:
-        check_split(split, self.splits)
+        check_split(split, self.splits, NAME)
         files = sorted((self.folder / split).glob("*/*/game.tw-pddl"))
         files = [path for path in files if not any(word in str(path) for word in _UNSUPPORTED)]
         Random(seed).shuffle(files)
@@ -134,7 +135,7 @@ class GeneratedGames:
         return SPLITS
 
     async def tasks(self, split: str, count: int | None, seed: int, solve: Solve) -> Sequence[Task]:
-        check_split(split, SPLITS)
+        check_split(split, SPLITS, NAME)
         if count is None:
             raise ConfigError("expected a number of tasks (count): generated ALFWorld games are unlimited")
         new = [index for index in range(count) if (split, seed, index) not in self.known]
@@ -173,7 +174,7 @@ class GeneratedGames:
                 str(task.parameters["split"]),
                 *(int(task.parameters[key]) for key in ("seed", "index", "attempt")),  # type: ignore[arg-type]
             )
-            check_split(split, SPLITS)
+            check_split(split, SPLITS, NAME)
         except (KeyError, TypeError, ValueError, ConfigError):
             raise EpisodeFailedError(
                 FailureKind.INVALID_TASK,
@@ -205,11 +206,6 @@ def official_folder() -> Path | None:
     folder = Path(given).expanduser()
     its_default = Path("~/.cache/alfworld").expanduser()
     return None if folder == its_default and not any(folder.glob("json_2.1.*")) else folder
-
-
-def check_split(split: str, splits: Sequence[str]) -> None:
-    if split not in splits:
-        raise UnknownSplitError(split, splits, NAME)
 
 
 def _generated_task(game: GeneratedGame, split: str, seed: int, index: int, attempt: int) -> Task:

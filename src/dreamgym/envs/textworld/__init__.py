@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Literal, overload
+from typing import Literal, cast, overload
 
 from pydantic import Field
 
-from dreamgym.config import Section, nearest_name
+from dreamgym.config import Section
+from dreamgym.envs.episode import Episode, check_count, check_expert, check_split
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.envs.textworld.annotator import TextWorldAnnotator
 from dreamgym.envs.textworld.facts import FURNITURE, PLAYER, ROOMS, facts_for
@@ -31,7 +32,7 @@ from dreamgym.envs.textworld.task_source import (
     settings_of,
     task_of,
 )
-from dreamgym.errors import ConfigError, EpisodeOverError, MissingExtraError, UnknownSplitError
+from dreamgym.errors import EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
@@ -60,7 +61,7 @@ class TextWorldOptions(Section):
     )
 
 
-class TextWorldEpisode:
+class TextWorldEpisode(Episode):
     """One episode of a game."""
 
     experts = ("reader", "planner")
@@ -68,55 +69,26 @@ class TextWorldEpisode:
     finishing = ("prepare meal", "eat meal")
     """Actions that the policy `clumsy` tries too early."""
 
-    def __init__(self, task: Task, *, horizon: int) -> None:
-        self.task = task
-        self._horizon = horizon
-        self._steps = 0
-        self._play: GameSession | None = None
-        self._used = False
+    async def _start(self) -> State:
+        self._game = GameSession(make_game(settings_of(self.task)))
+        return State(text=self._game.look(), admissible_actions=self._game.actions)
 
-    async def start(self) -> State:
-        if self._used:
-            raise EpisodeOverError("start: an episode is used once; make another one of the same task")
-        self._used = True
-        self._play = GameSession(make_game(settings_of(self.task)))
-        return State(text=self._play.look(), admissible_actions=self._play.actions)
-
-    async def step(self, action: str) -> Outcome:
-        play = self._playing("step")
-        self._steps += 1
-        text = play.act(action)
-        terminated = play.won or play.lost
-        truncated = self._steps >= self._horizon and not terminated
-        if terminated or truncated:
-            self._play = None
-        return Outcome(
-            next_state=State(text=text, admissible_actions=() if terminated else play.actions),
-            reward=float(play.won),
-            terminated=terminated,
-            truncated=truncated,
-            success=play.won,
-        )
+    async def _step(self, action: str) -> Outcome:
+        game = self._game
+        text = game.act(action)
+        over = game.won or game.lost
+        state = State(text=text, admissible_actions=() if over else game.actions)
+        return Outcome(next_state=state, reward=float(game.won), terminated=over, success=game.won)
 
     async def world_sheet(self) -> WorldSheet:
-        if not self._used:
+        if self._phase == "not started":
             raise EpisodeOverError("world_sheet: start the episode first")
         return WorldSheet(facts=hidden_facts(settings_of(self.task)))
 
     async def expert_action(self, expert: str | None = None) -> str:
-        if expert is not None and expert not in self.experts:
-            raise ConfigError(f"unknown expert {expert!r}{nearest_name(expert, self.experts)}")
-        play = self._playing("expert_action")
-        return play.expert_action() if expert == "planner" else play.reader_action()
-
-    async def aclose(self) -> None:
-        self._used = True
-        self._play = None
-
-    def _playing(self, wanted: str) -> GameSession:
-        if self._play is None:
-            raise EpisodeOverError(f"{wanted}: the episode has not started, is over, or is closed")
-        return self._play
+        check_expert(expert, self.experts)
+        self._require_running("expert_action")
+        return self._game.expert_action() if expert == "planner" else self._game.reader_action()
 
 
 class TextWorldFactory:
@@ -129,17 +101,14 @@ class TextWorldFactory:
         self._options = options
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
-        known = next((each for each in SEEDS if each == split), None)
-        if known is None:
-            raise UnknownSplitError(split, self.splits, self.name)
-        seeds = SEEDS[known][: self._options.games]
-        if count is not None and count > len(seeds):
-            raise ConfigError(f"split {split!r} of {NAME!r} has {len(seeds)} tasks, {count} were requested")
+        check_split(split, self.splits, self.name)
+        seeds = SEEDS[cast(Split, split)][: self._options.games]
+        check_count(split, len(seeds), count)
         order = random.Random(f"{split}:{seed}").sample(seeds, len(seeds))[:count]
-        return _Tasks([self._settings(known, number) for number in order])
+        return _Tasks([self._settings(cast(Split, split), number) for number in order])
 
     def make(self, task: Task, *, seed: int = 0) -> TextWorldEpisode:
-        return TextWorldEpisode(task, horizon=self._options.horizon)
+        return TextWorldEpisode(task, self._options.horizon)
 
     async def aclose(self) -> None:
         """Nothing is held open."""
