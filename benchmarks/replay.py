@@ -33,8 +33,7 @@ from rich.table import Table
 from dreamgym.protocols import Keys
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import LexicalEmbedder
-from dreamgym.replay.serialization import encode_payload, round_keys
-from dreamgym.replay.store import Record
+from dreamgym.replay.store import Record, encode_payload, round_keys
 from dreamgym.types import Outcome, Provenance, RetrievalFilter, State, Transition
 from replay_library import STEPS, Blas, Faiss, Library, Ours, household_pairs
 
@@ -99,7 +98,6 @@ def measure_retrieval(kind: str, rows: int, rounds: int) -> Iterator[Retrieval]:
                 against_faiss=statistics.median(a / b for a, b in zip(mine, best, strict=True)),
                 recall_at_8=share,
             )
-    ours.index.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +117,7 @@ def measure_approximate(kind: str, rows: int, queries: int) -> Approximate:
     library = Library.make(kind, rows)
     start = time.process_time()
     ours = Ours(library, "approximate")
-    ours.index.recall(sample=1, k=1)  # waits for the index
+    ours.index.build()
     built = time.process_time() - start
     times, shares = [], []
     for filtered in (False, True):
@@ -127,7 +125,6 @@ def measure_approximate(kind: str, rows: int, queries: int) -> Approximate:
         found = ours.search(slice(0, queries), filtered=filtered)
         times.append((time.process_time() - start) * 1e3 / queries)
         shares.append(library.recall(found, filtered=filtered))
-    ours.index.close()
     return Approximate(
         keys=kind,
         rows=rows,

@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.embedders import LexicalEmbedder
-from dreamgym.replay.index import MemoryIndex
-from dreamgym.replay.nearest import load_faiss
-from dreamgym.replay.serialization import restore_keys, round_keys
-from dreamgym.replay.store import CHUNK_ROWS, Chunk
+from dreamgym.replay.index import MemoryIndex, load_faiss
+from dreamgym.replay.store import CHUNK_ROWS, Chunk, restore_keys, round_keys
 from dreamgym.types import RetrievalFilter
 
 K = 8

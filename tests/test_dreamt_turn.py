@@ -39,7 +39,7 @@ from tests.models import small_models
 
 MAX_MODULES = 19
 """Of the turn itself, on the thread of the event loop."""
-MAX_MODULES_WITH_WORKERS = 29
+MAX_MODULES_WITH_WORKERS = 25
 TASK = Task(id="a", instruction="open the safe", environment="house")
 SHEET = WorldSheet(facts=(("openable", "safe 1"),))
 

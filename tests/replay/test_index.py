@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 
 from dreamgym.protocols import Keys
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.replay.index import MemoryIndex
-from dreamgym.replay.partition import FEW_ROWS, Partition, Queries, train_ivf
-from dreamgym.replay.serialization import restore_keys, round_keys
+from dreamgym.replay.index import FEW_KEYS, MemoryIndex, Partition, Row
 from dreamgym.replay.sqlite import SqliteStore
-from dreamgym.replay.store import Addition, Record, records
+from dreamgym.replay.store import Addition, Record, records, restore_keys, round_keys
 from dreamgym.types import RetrievalFilter, Source
 from tests.replay.household import episode
 
@@ -124,27 +122,31 @@ def test_filters_are_applied_before_the_k_are_chosen(
         assert [hit.similarity for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-6)
 
 
+def rows_of(count: int, first: int = 1, **columns: npt.NDArray[Any]) -> list[Row]:
+    ones = np.ones(count, np.int64)
+    rewards = columns.get("rewards", np.zeros(count)).tolist()
+    names = [[str(name) for name in columns.get(column, ones)] for column in ("trajectories", "tasks")]
+    return list(zip(range(first, first + count), rewards, *names, strict=True))
+
+
 def partition_of(keys: Keys, **columns: npt.NDArray[Any]) -> Partition:
-    rows = len(keys)
     partition = Partition(keys.shape[1])
-    partition.append(
-        seqs=np.arange(1, rows + 1),
-        keys=keys,
-        trajectories=columns.get("trajectories", np.ones(rows, np.int64)),
-        tasks=columns.get("tasks", np.ones(rows, np.int64)),
-        rewards=columns.get("rewards", np.zeros(rows)),
-    )
+    partition.append(keys, rows_of(len(keys), 1, **columns))
     return partition
 
 
-def plain(keys: Keys, **columns: npt.NDArray[Any]) -> Queries:
-    nothing = np.zeros(len(keys), np.int64)
-    return Queries(
-        keys=keys,
-        trajectories=columns.get("trajectories", nothing),
-        tasks=columns.get("tasks", nothing),
-        min_reward=None,
-    )
+def plain(count: int, min_reward: float | None = None, **excluded: npt.NDArray[Any]) -> list[RetrievalFilter]:
+    nothing = np.zeros(count, np.int64)
+    pairs = zip(excluded.get("trajectories", nothing), excluded.get("tasks", nothing), strict=True)
+    return [
+        RetrievalFilter(
+            environment="household",
+            min_reward=min_reward,
+            exclude_trajectory=str(trajectory) if trajectory else None,
+            exclude_task=str(task) if task else None,
+        )
+        for trajectory, task in pairs
+    ]
 
 
 @settings(max_examples=150, deadline=None)
@@ -162,19 +164,16 @@ def test_a_partition_orders_equal_rows_by_age_whatever_was_evicted(data: st.Data
     partition = partition_of(corners, trajectories=trajectories, tasks=tasks, rewards=rewards)
     partition.evict(floor)
     asked = data.draw(st.integers(1, 20))
-    queries = Queries(
-        keys=unit_rows(rng, asked, 4),
-        trajectories=rng.integers(0, 9, asked),
-        tasks=rng.integers(0, 4, asked),
-        min_reward=min_reward,
-    )
-    for number, hits in enumerate(partition.search(queries, k)):
-        scores = np.minimum((corners.astype(np.float64) * queries.keys[number]).sum(axis=1), 1.0)
+    queries = unit_rows(rng, asked, 4)
+    own_trajectories, own_tasks = rng.integers(0, 9, asked), rng.integers(0, 4, asked)
+    filters = plain(asked, min_reward, trajectories=own_trajectories, tasks=own_tasks)
+    for number, hits in enumerate(partition.search(queries, k, filters)):
+        scores = np.minimum((corners.astype(np.float64) * queries[number]).sum(axis=1), 1.0)
         allowed = [
             row
             for row in range(floor, rows)
-            if trajectories[row] != queries.trajectories[number]
-            and tasks[row] != queries.tasks[number]
+            if trajectories[row] != own_trajectories[number]
+            and tasks[row] != own_tasks[number]
             and (min_reward is None or rewards[row] >= min_reward)
         ]
         best = sorted(allowed, key=lambda row: (-scores[row], row))[:k]
@@ -189,7 +188,7 @@ def by_definition(keys: Keys, query: Keys, k: int) -> list[tuple[float, int]]:
 @pytest.mark.parametrize("faiss", [True, False])
 def test_evicted_rows_are_not_found_and_later_ones_are(faiss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not faiss:
-        monkeypatch.setattr("dreamgym.replay.nearest.has_faiss", lambda: False)
+        monkeypatch.setattr("dreamgym.replay.index.has_faiss", lambda: False)
     rng = np.random.default_rng(1)
     rows = 6000
     keys = clustered(rng, rows, 24)
@@ -198,19 +197,13 @@ def test_evicted_rows_are_not_found_and_later_ones_are(faiss: bool, monkeypatch:
     for floor in (0, 1, 1000, 2500, 5000, rows - 3):
         partition.evict(floor)
         assert len(partition) == rows - floor
-        for query, hits in zip(queries, partition.search(plain(queries), 8), strict=True):
+        for query, hits in zip(queries, partition.search(queries, 8, plain(20)), strict=True):
             expected = [(score, row + floor) for score, row in by_definition(keys[floor:], query, 8)]
             assert hits == expected
     partition.evict(rows)
-    assert partition.search(plain(queries), 8) == [[]] * 20
-    partition.append(
-        seqs=np.array([rows + 1]),
-        keys=queries[:1],
-        trajectories=np.array([1]),
-        tasks=np.array([1]),
-        rewards=np.array([0.0]),
-    )
-    ((similarity, seq),) = partition.search(plain(queries[:1]), 8)[0]
+    assert partition.search(queries, 8, plain(20)) == [[]] * 20
+    partition.append(queries[:1], rows_of(1, rows + 1))
+    ((similarity, seq),) = partition.search(queries[:1], 8, plain(1))[0]
     assert (round(similarity, 6), seq) == (1.0, rows + 1)
 
 
@@ -219,26 +212,22 @@ def test_a_batch_gives_what_single_searches_give_to_the_last_digit(
     faiss: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not faiss:
-        monkeypatch.setattr("dreamgym.replay.nearest.has_faiss", lambda: False)
+        monkeypatch.setattr("dreamgym.replay.index.has_faiss", lambda: False)
     keys = clustered(np.random.default_rng(8), 4000)
     partition = partition_of(keys, trajectories=np.arange(4000) // 12 + 1)
     asked = np.arange(0, 4000, 61)
-    queries = plain(keys[asked], trajectories=asked // 12 + 1)
-    together = partition.search(queries, 8)
-    assert together == [partition.search(queries.pick(np.array([n])), 8)[0] for n in range(len(asked))]
-
-
-def test_keys_that_collide_in_their_hash_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.hash", lambda _: 1)
-    keys = np.eye(4, dtype=np.float32)[[0, 1, 2, 1, 3]]
-    hits = partition_of(keys).search(plain(keys), 1)
-    assert [seq for ((_, seq),) in hits] == [1, 2, 3, 2, 5]
+    filters = plain(len(asked), trajectories=asked // 12 + 1)
+    together = partition.search(keys[asked], 8, filters)
+    alone = [
+        partition.search(keys[row : row + 1], 8, [each])[0] for row, each in zip(asked, filters, strict=True)
+    ]
+    assert together == alone
 
 
 def test_a_thousand_copies_of_one_row_are_answered_oldest_first() -> None:
     rng = np.random.default_rng(2)
     keys = np.repeat(unit_rows(rng, 3, 16), [2, 5000, 1], axis=0)
-    hits = partition_of(keys).search(plain(keys[[0, 2, -1]]), 4)
+    hits = partition_of(keys).search(keys[[0, 2, -1]], 4, plain(3))
     assert [seq for _, seq in hits[1]] == [3, 4, 5, 6]
     assert {1, 2} <= {seq for _, seq in hits[0]}
     assert hits[2][0][1] == 5003
@@ -248,7 +237,7 @@ def test_the_youngest_of_hundreds_of_nearly_equal_rows_is_first_if_it_is_nearer_
     keys = np.zeros((500, 16), np.float32)
     keys[:, 0], keys[:, 1] = 0.6, 0.8
     keys[-1, 0] = np.nextafter(np.float32(0.6), np.float32(1))
-    (hits,) = partition_of(keys).search(plain(np.eye(1, 16, dtype=np.float32)), 3)
+    (hits,) = partition_of(keys).search(np.eye(1, 16, dtype=np.float32), 3, plain(1))
     assert [seq for _, seq in hits] == [500, 1, 2]
 
 
@@ -262,7 +251,7 @@ def clustered(rng: np.random.Generator, rows: int, dimension: int = 48) -> Keys:
 
 
 def with_ivf(partition: Partition) -> Partition:
-    partition.ivf, partition.ivf_keys = train_ivf(partition.keys), len(partition.keys)
+    partition.build_ivf()
     return partition
 
 
@@ -275,46 +264,36 @@ def test_ivf_finds_nearly_what_a_scan_finds() -> None:
     partition = with_ivf(partition_of(keys, trajectories=trajectories, tasks=tasks, rewards=rewards))
     asked = rng.integers(0, rows, 60)
     for min_reward, k in ((None, 8), (5.0, 8), (19.0, 8), (None, 50)):
-        queries = Queries(
-            keys=keys[asked],
-            trajectories=trajectories[asked],
-            tasks=np.where(np.arange(60) % 20, 0, 1),  # a few leave out a third of all rows
-            min_reward=min_reward,
-        )
-        scanned = partition.search(queries, k, exact=True)
-        found = partition.search(queries, k)
+        a_few = np.where(np.arange(60) % 20, 0, 1)  # leave out a third of all rows
+        filters = plain(60, min_reward, trajectories=trajectories[asked], tasks=a_few)
+        scanned = partition.search(keys[asked], k, filters, exact=True)
+        found = partition.search(keys[asked], k, filters)
         shared = sum(hit in scan for scan, hits in zip(scanned, found, strict=True) for hit in hits)
         assert shared >= 0.98 * sum(map(len, scanned))
         for number, hits in enumerate(found):
             assert not {seq for _, seq in hits} & set(
-                np.flatnonzero(trajectories == queries.trajectories[number]) + 1
+                np.flatnonzero(trajectories == trajectories[asked[number]]) + 1
             )
 
 
 def test_rows_newer_than_the_ivf_index_are_found_and_evicted_ones_are_not() -> None:
     rng = np.random.default_rng(4)
-    keys = clustered(rng, FEW_ROWS + 4000)
+    keys = clustered(rng, FEW_KEYS + 4000)
     partition = with_ivf(partition_of(keys[:-100]))
-    partition.append(
-        seqs=np.arange(len(keys) - 99, len(keys) + 1),
-        keys=keys[-100:],
-        trajectories=np.ones(100, np.int64),
-        tasks=np.ones(100, np.int64),
-        rewards=np.zeros(100),
-    )
-    fresh = plain(keys[-100:])
-    assert partition.search(fresh, 1) == partition.search(fresh, 1, exact=True)
+    partition.append(keys[-100:], rows_of(100, len(keys) - 99))
+    fresh, filters = keys[-100:], plain(100)
+    assert partition.search(fresh, 1, filters) == partition.search(fresh, 1, filters, exact=True)
     partition.evict(900)
     assert partition.ivf is not None
-    assert all(seq > 900 for hits in partition.search(plain(keys[:50]), 8) for _, seq in hits)
+    assert all(seq > 900 for hits in partition.search(keys[:50], 8, plain(50)) for _, seq in hits)
     partition.evict(len(keys) - 3)
-    assert partition.search(plain(keys[-3:]), 1) == partition.search(plain(keys[-3:]), 1, exact=True)
+    assert partition.search(keys[-3:], 1, plain(3)) == partition.search(keys[-3:], 1, plain(3), exact=True)
 
 
 async def test_a_large_partition_switches_to_ivf_by_itself_and_reports_its_recall(
     tmp_path: Path,
 ) -> None:
-    rows = FEW_ROWS + 1500
+    rows = FEW_KEYS + 1500
     keys = clustered(np.random.default_rng(6), rows, DIMENSION)
     template = records(episode(1, steps=12))
     many = [
@@ -323,7 +302,7 @@ async def test_a_large_partition_switches_to_ivf_by_itself_and_reports_its_recal
     ]
     log = SqliteStore(tmp_path / "replay.sqlite", embedder="made up", dimension=DIMENSION)
     log.append([Addition(records=many, keys=keys, embedder="made up")], capacity=None)
-    scanned, searched = MemoryIndex(index="exact"), MemoryIndex(index="auto", exact_limit=FEW_ROWS)
+    scanned, searched = MemoryIndex(index="exact"), MemoryIndex(index="auto", exact_limit=FEW_KEYS)
     for view in (scanned, searched):
         view.refresh(log)
     assert searched.recall(sample=40, k=8) >= 0.98
@@ -332,6 +311,4 @@ async def test_a_large_partition_switches_to_ivf_by_itself_and_reports_its_recal
     assert "exact" in scanned.describe()["household/real"]
     filters = [RetrievalFilter(environment="household")] * 5
     assert searched.search(keys[:5], k=3, filters=filters) == scanned.search(keys[:5], k=3, filters=filters)
-    searched.close()
-    scanned.close()
     log.close()

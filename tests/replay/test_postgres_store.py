@@ -130,5 +130,4 @@ def test_the_server_s_index_finds_nearly_what_a_scan_finds(new_schema: NewSchema
     assert shared >= 0.98
     indexes = session.read(lambda db: str(db.execute("SELECT indexdef FROM pg_indexes").fetchall()))
     assert "USING hnsw" in indexes
-    scan.close()
     session.close()

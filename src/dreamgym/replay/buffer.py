@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
@@ -22,11 +22,13 @@ from dreamgym.errors import ConfigError, DataError, StoreError
 from dreamgym.protocols import Embedder, Keys
 from dreamgym.replay.batcher import Batcher
 from dreamgym.replay.embedders import make_embedder
-from dreamgym.replay.index import IndexKind, MemoryIndex, VectorIndex
-from dreamgym.replay.serialization import check_addition
+from dreamgym.replay.index import IndexKind, MemoryIndex
 from dreamgym.replay.sqlite import SqliteStore
-from dreamgym.replay.store import Addition, Holding, Record, TransitionStore, records
+from dreamgym.replay.store import Addition, Holding, Record, TransitionStore, check_addition, records
 from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
+
+if TYPE_CHECKING:
+    from dreamgym.replay.pgvector import PgvectorIndex
 
 _REEMBED_ROWS: Final = 256
 _LINGER: Final = 0.02
@@ -68,7 +70,7 @@ class ReplayBuffer:
     def __init__(
         self,
         store: TransitionStore,
-        index: VectorIndex,
+        index: MemoryIndex | PgvectorIndex,
         embedder: Embedder | None,
         *,
         capacity: int | None = None,
@@ -124,7 +126,6 @@ class ReplayBuffer:
         try:
             return cls(opened, searched, chosen, capacity=capacity, max_synthetic=max_synthetic)
         except BaseException:
-            searched.close()
             opened.close()
             raise
 
@@ -261,7 +262,6 @@ class ReplayBuffer:
         """Finish pending calls, then close the store."""
         self._writer.close()
         self._searcher.close()
-        self._index.close()
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -319,7 +319,7 @@ def _open(
     read_only: bool,
     index: IndexKind,
     exact_limit: int,
-) -> tuple[TransitionStore, VectorIndex]:
+) -> tuple[TransitionStore, MemoryIndex | PgvectorIndex]:
     identity, dimension = (embedder.identity, embedder.dimension) if embedder else (None, None)
     if not store.startswith(("postgresql://", "postgres://")):
         searched = MemoryIndex(index=index, exact_limit=exact_limit)

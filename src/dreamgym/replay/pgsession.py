@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dreamgym.errors import MissingExtraError, StoreError
 from dreamgym.protocols import Keys
-from dreamgym.replay.serialization import restore_keys
+from dreamgym.replay.store import restore_keys
 
 if TYPE_CHECKING:
     import psycopg

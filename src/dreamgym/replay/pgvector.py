@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dreamgym.protocols import Keys
-from dreamgym.replay.index import SOURCES, best_of, limit_of
-from dreamgym.replay.partition import Hit
+from dreamgym.replay.index import SOURCES, Hit, best_of, limit_of
 from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors
-from dreamgym.replay.serialization import round_keys
-from dreamgym.replay.store import TransitionStore
+from dreamgym.replay.store import TransitionStore, round_keys
 from dreamgym.types import RetrievalFilter, Source
 
 if TYPE_CHECKING:
@@ -68,9 +66,6 @@ class PgvectorIndex:
             score >= best[-1][0] - 1e-9 for best, hits in zip(exact, found, strict=True) for score, _ in hits
         )
         return same / right if right else 1.0
-
-    def close(self) -> None:
-        """The session belongs to the log, which closes it."""
 
     def _search(
         self, keys: Keys, k: int, filters: Sequence[RetrievalFilter], *, exact: bool

@@ -13,26 +13,25 @@ from typing import TYPE_CHECKING, Any, Final
 from dreamgym.errors import DreamGymError, StoreError
 from dreamgym.protocols import Keys
 from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors, register_half_vectors
-from dreamgym.replay.serialization import (
-    AppendPlan,
-    KnownTrajectory,
-    decode_record,
-    evict,
-    known_trajectories,
-    plan_append,
-    round_keys,
-    texts_of,
-)
 from dreamgym.replay.store import (
     CHUNK_ROWS,
     SCHEMA_VERSION,
     Addition,
+    AppendPlan,
     Chunk,
     Holding,
+    KnownTrajectory,
     Record,
     StoreStatus,
+    decode_record,
+    evict,
+    known_trajectories,
     nothing_there,
     other_embedder,
+    other_version,
+    plan_append,
+    round_keys,
+    texts_of,
 )
 
 if TYPE_CHECKING:
@@ -243,10 +242,7 @@ class PostgresStore:
             )
         version, stored = _one(db, "SELECT version, embedder FROM replay_store")
         if version != SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.name}: expected schema version {SCHEMA_VERSION}, found {version}; "
-                "use the DreamGym version that made it, or build it again from its trajectories"
-            )
+            raise other_version(self.name, version)
         self._embedder = embedder or str(stored)
         self._checked_status(db)
 

@@ -12,7 +12,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,23 +21,77 @@ import numpy as np
 from dreamgym.errors import DreamGymError, StoreError
 from dreamgym.files import atomic_write, sync_directory
 from dreamgym.protocols import Keys
-from dreamgym.replay import sqlite_tables as tables
-from dreamgym.replay.serialization import decode_record, plan_append, restore_keys, round_keys, texts_of
 from dreamgym.replay.store import (
     CHUNK_ROWS,
     SCHEMA_VERSION,
     Addition,
+    AppendPlan,
     Chunk,
     Holding,
+    KnownTrajectory,
     Record,
     StoreStatus,
+    decode_record,
+    evict,
+    known_trajectories,
     nothing_there,
     other_embedder,
+    other_version,
+    plan_append,
+    restore_keys,
+    round_keys,
+    texts_of,
 )
 
 APPLICATION_ID: Final = 0x44474D52
 PAGE_SIZE: Final = 16384
 """Rows of a kilobyte or two pack badly into SQLite's default of 4096 (4.2 kB a row instead of 2.4)."""
+
+
+_SCHEMA: Final = """
+CREATE TABLE store (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    embedder TEXT NOT NULL, dimension INTEGER NOT NULL, generation INTEGER NOT NULL DEFAULT 1,
+    last_seq INTEGER NOT NULL DEFAULT 0,
+    real_rows INTEGER NOT NULL DEFAULT 0, synthetic_rows INTEGER NOT NULL DEFAULT 0,
+    real_floor INTEGER NOT NULL DEFAULT 0, synthetic_floor INTEGER NOT NULL DEFAULT 0,
+    next_embedder TEXT, next_dimension INTEGER
+);
+CREATE TABLE trajectories (
+    code INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, environment TEXT NOT NULL, source TEXT NOT NULL,
+    task TEXT NOT NULL, reward REAL NOT NULL, details TEXT NOT NULL
+);
+CREATE TABLE transitions (
+    seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, position INTEGER NOT NULL, payload BLOB NOT NULL,
+    UNIQUE (trajectory, position)
+);
+CREATE TABLE keys (seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, key BLOB NOT NULL);
+"""
+"""Keys lie apart from payloads: opening a buffer then reads a third of the file, and re-embedding rewrites
+one table."""
+
+_NEXT_KEYS: Final = (
+    "CREATE TABLE next_keys (seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, key BLOB NOT NULL)"
+)
+"""Holds the keys of another embedder until every row has one."""
+
+
+_RESULTS: Final = """
+SELECT t.seq, t.position, t.payload, j.id, j.environment, j.task, j.reward, j.details
+FROM transitions t JOIN trajectories j ON j.code = t.trajectory
+WHERE t.seq IN (SELECT value FROM json_each(?))
+"""
+
+_SCAN: Final = """
+SELECT k.seq, k.key, j.environment, j.source, j.id, j.task, j.reward
+FROM keys k JOIN trajectories j ON j.code = k.trajectory
+WHERE k.seq > ? ORDER BY k.seq LIMIT ?
+"""
+
+_OLDEST: Final = """
+SELECT k.seq FROM keys k JOIN trajectories j ON j.code = k.trajectory
+WHERE j.source = ? AND k.seq > ? ORDER BY k.seq LIMIT ?
+"""
 
 
 class SqliteStore:
@@ -58,6 +112,7 @@ class SqliteStore:
         With `read_only` nothing is written, so a file on read-only media or a full disk can be read.
         """
         self._path = path
+        self._wal = path.with_name(path.name + "-wal")
         self._busy_seconds = busy_seconds
         create = create and embedder is not None and not read_only
         if not create and not path.exists():
@@ -91,9 +146,9 @@ class SqliteStore:
         with self._transaction() as db:
             status = self._checked_status(db)
             ids = {record.trajectory_id for addition in additions for record in addition.records}
-            plan = plan_append(additions, tables.known(db, ids), status)
-            tables.insert(db, plan)
-            tables.settle(db, status, plan, capacity)
+            plan = plan_append(additions, _known(db, ids), status)
+            _insert(db, plan)
+            _settle(db, status, plan, capacity)
         return plan.results
 
     def scan(self, after: int) -> Chunk:
@@ -101,7 +156,7 @@ class SqliteStore:
             self._reader.execute("BEGIN")  # the keys may be replaced between two statements
             try:
                 dimension = self._checked_status(self._reader).dimension
-                rows = self._reader.execute(tables.SCAN, (after, CHUNK_ROWS)).fetchall()
+                rows = self._reader.execute(_SCAN, (after, CHUNK_ROWS)).fetchall()
             finally:
                 self._reader.execute("COMMIT")
         keys = np.frombuffer(b"".join(row[1] for row in rows), np.float16).reshape(len(rows), dimension)
@@ -109,12 +164,12 @@ class SqliteStore:
 
     def get(self, seqs: Sequence[int]) -> dict[int, Record]:
         with self._read_lock, self._explained():
-            rows = self._reader.execute(tables.RESULTS, (json.dumps(list(seqs)),)).fetchall()
+            rows = self._reader.execute(_RESULTS, (json.dumps(list(seqs)),)).fetchall()
         return {seq: decode_record(tuple(rest)) for seq, *rest in rows}
 
     def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
         with self._read_lock, self._explained():
-            return {key: found.positions for key, found in tables.known(self._reader, trajectory_ids).items()}
+            return {key: found.positions for key, found in _known(self._reader, trajectory_ids).items()}
 
     def holdings(self) -> list[Holding]:
         with self._read_lock, self._explained():
@@ -162,7 +217,7 @@ class SqliteStore:
                     return False
                 db.execute("DROP TABLE keys")
                 db.execute("ALTER TABLE next_keys RENAME TO keys")
-                db.execute(tables.NEXT_KEYS)
+                db.execute(_NEXT_KEYS)
                 db.execute(
                     "UPDATE store SET embedder = next_embedder, dimension = next_dimension,"
                     " generation = generation + 1, next_embedder = NULL, next_dimension = NULL"
@@ -184,10 +239,6 @@ class SqliteStore:
             if self._writer is not None:
                 self._writer.close()
 
-    @property
-    def _wal(self) -> Path:
-        return self._path.with_name(self._path.name + "-wal")
-
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(
             self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
@@ -207,29 +258,22 @@ class SqliteStore:
         return db
 
     def _connect_read_only(self) -> sqlite3.Connection:
-        modes = ["mode=ro"]
-        if not self._wal.exists() or not self._wal.stat().st_size:
-            # Where not even the shared memory of the write-ahead log can be created.
-            modes.append("mode=ro&immutable=1")
-        for mode in modes:
-            db = sqlite3.connect(
-                f"{self._path.resolve().as_uri()}?{mode}",
-                uri=True,
-                timeout=self._busy_seconds,
-                isolation_level=None,
-                check_same_thread=False,
-            )
+        # The second mode is for media where not even the shared memory of the write-ahead log can be created.
+        wal_is_empty = not self._wal.exists() or not self._wal.stat().st_size
+        for last, mode in ((not wal_is_empty, "mode=ro"), (True, "mode=ro&immutable=1")):
+            uri, seconds = f"{self._path.resolve().as_uri()}?{mode}", self._busy_seconds
+            db = sqlite3.connect(uri, seconds, isolation_level=None, check_same_thread=False, uri=True)
             try:
                 self._check_application(db)
                 return db
             except sqlite3.Error:
                 db.close()
-                if mode == modes[-1]:
+                if last:
                     raise
         raise AssertionError("the last mode returns or raises")
 
     def _check_application(self, db: sqlite3.Connection) -> None:
-        if not tables.empty(db) and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        if not _empty(db) and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             db.close()
             raise StoreError(f"{self.name}: expected a replay buffer, found another SQLite database")
 
@@ -240,11 +284,11 @@ class SqliteStore:
 
     def _create_or_check(self, embedder: str | None, dimension: int | None, *, create: bool) -> None:
         with self._transaction() as db:
-            fresh = tables.empty(db)
+            fresh = _empty(db)
             if fresh:
                 if not create:
                     raise nothing_there(self.name)
-                for statement in (*tables.SCHEMA.split(";\n"), tables.NEXT_KEYS):
+                for statement in (*_SCHEMA.split(";\n"), _NEXT_KEYS):
                     db.execute(statement)
                 db.execute(
                     "INSERT INTO store (only, embedder, dimension) VALUES (1, ?, ?)", (embedder, dimension)
@@ -259,15 +303,12 @@ class SqliteStore:
     def _check(self, db: sqlite3.Connection, embedder: str | None) -> None:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version != SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.name}: expected schema version {SCHEMA_VERSION}, found {version}; "
-                "use the DreamGym version that made it, or build it again from its trajectories"
-            )
-        self._embedder = embedder or tables.status(db).embedder
+            raise other_version(self.name, version)
+        self._embedder = embedder or _status(db).embedder
         self._checked_status(db)
 
     def _checked_status(self, db: sqlite3.Connection) -> StoreStatus:
-        status = tables.status(db)
+        status = _status(db)
         if status.embedder != self._embedder:
             raise other_embedder(self.name, status.embedder, self._embedder)
         return status
@@ -312,6 +353,51 @@ def copy_store(source: Path, target: Path, *, embedder: str, trajectories: Colle
         return True
     finally:
         store.close()
+
+
+def _empty(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0)
+
+
+def _status(db: sqlite3.Connection) -> StoreStatus:
+    return StoreStatus.of(db.execute(f"SELECT {StoreStatus.COLUMNS} FROM store").fetchone())
+
+
+def _known(db: sqlite3.Connection, trajectory_ids: Iterable[str]) -> dict[str, KnownTrajectory]:
+    rows = db.execute(
+        "SELECT id, code, environment, source, task FROM trajectories"
+        " WHERE id IN (SELECT value FROM json_each(?))",
+        (json.dumps(list(trajectory_ids)),),
+    )
+    positions = (
+        "SELECT trajectory, position FROM transitions WHERE trajectory IN (SELECT value FROM json_each(?))"
+    )
+    return known_trajectories(rows, lambda codes: db.execute(positions, (json.dumps(codes),)))
+
+
+def _insert(db: sqlite3.Connection, plan: AppendPlan) -> None:
+    db.executemany("INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?)", plan.trajectories)
+    db.executemany("INSERT INTO transitions VALUES (?, ?, ?, ?)", plan.transitions)
+    rows = zip(plan.transitions, plan.keys, strict=True)
+    keys = [(seq, code, key.tobytes()) for (seq, code, *_), key in rows]
+    db.executemany("INSERT INTO keys VALUES (?, ?, ?)", keys)
+
+
+def _settle(db: sqlite3.Connection, status: StoreStatus, plan: AppendPlan, capacity: int | None) -> None:
+    """Evict down to the capacity and update the counts."""
+
+    def oldest(source: str, floor: int, count: int) -> list[int]:
+        return [seq for (seq,) in db.execute(_OLDEST, (source, floor, count))]
+
+    gone, counts = evict(status, plan, capacity, oldest)
+    for table in ("transitions", "keys", "next_keys"):
+        db.executemany(f"DELETE FROM {table} WHERE seq = ?", [(seq,) for seq in gone])
+    if counts is not None:
+        db.execute(
+            "UPDATE store SET last_seq = ?, real_rows = ?, synthetic_rows = ?,"
+            " real_floor = ?, synthetic_floor = ?",
+            counts,
+        )
 
 
 def _advice(error: sqlite3.Error | OSError) -> str:
