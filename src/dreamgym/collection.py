@@ -158,7 +158,6 @@ async def _episode(
         trajectory_id=trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy),
         task=task,
         seed=seed,
-        retries=settings.retries,
         keep_admissible_actions=settings.admissible_actions,
         keep_world_sheet=settings.world_sheet,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from dreamgym.curriculum.task_filter import TaskFilter
 from dreamgym.curriculum.task_pool import FILE, TaskPool, lineage, read_pool
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.envs.alfworld import SPEC
 from dreamgym.envs.alfworld.instructions import can_succeed_here, task_from_instruction
-from dreamgym.envs.textworld import SPEC as TEXTWORLD
 from dreamgym.errors import ConfigError
 from dreamgym.experience.reply_format import variation_text
 from dreamgym.models.local.language_model import LocalLanguageModel
@@ -31,7 +28,6 @@ from dreamgym.training.curriculum_setup import (
     fine_tuned_proposer,
     open_curriculum,
     prompted_proposer,
-    worlds_for,
 )
 from dreamgym.types import CompletionRequest, RolloutGroup, Task, Trajectory
 from tests.command import dreamgym
@@ -48,7 +44,7 @@ def recorded() -> Sequence[Trajectory]:
 
 @pytest.fixture(scope="module")
 def worlds(recorded: Sequence[Trajectory]) -> SampledStarts:
-    return worlds_for(SPEC, (each.sheet for each in recorded if each.sheet is not None))
+    return SampledStarts((each.sheet for each in recorded if each.sheet is not None), can_succeed_here)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +74,10 @@ def opened(
     others: Sequence[str],
     reserved: Sequence[str] = (),
 ) -> Curriculum:
-    author = fine_tuned_proposer(varied(others), worlds, name="experience", settings=SETTINGS)
-    return open_curriculum(folder, seeds, SPEC, worlds, author, settings=SETTINGS, seed=1, reserved=reserved)
+    author = fine_tuned_proposer(varied(others), worlds, name="experience")
+    return open_curriculum(
+        *(folder, seeds, task_from_instruction, worlds, author), settings=SETTINGS, seed=1, reserved=reserved
+    )
 
 
 def played(tasks: Sequence[Task]) -> list[RolloutGroup]:
@@ -169,11 +167,14 @@ async def test_a_state_or_seed_tasks_of_another_run_are_refused_and_change_nothi
     assert (tmp_path / FILE).read_bytes() == before
 
 
-async def test_with_an_embedder_alike_tasks_share_their_entropy_as_ppo_needs(tmp_path: Path) -> None:
+async def test_with_an_embedder_similar_tasks_share_their_entropy_as_ppo_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dreamgym.curriculum.curriculum._CLUSTERS", 1)
     tasks = [seed_task(1, "put a mug in desk"), seed_task(2, "put a mug in shelf")]
     with TaskPool(path=tmp_path / FILE) as pool:
         pool.add_seeds(tasks)
-        source = Curriculum(pool, None, settings=CurriculumConfig(clusters=1), embedder=LexicalEmbedder())
+        source = Curriculum(pool, None, settings=CurriculumConfig(), embedder=LexicalEmbedder())
         told = await source.record([group(tasks[0], [1.0]), group(tasks[1], [0.0])])
         assert told["task_entropy"] == 0.25
         assert pool["seed-1"].entropy == pool["seed-2"].entropy == 0.25
@@ -189,8 +190,8 @@ async def test_any_language_model_is_asked_with_what_there_is_and_how_tasks_are_
         return json.dumps({"variations": [others[(request.seed + n) % len(others)] for n in range(6)]})
 
     model = ScriptedLanguageModel(script)
-    author = prompted_proposer(model, worlds, seeds, name="chat", settings=SETTINGS)
-    curriculum = open_curriculum(tmp_path, seeds, SPEC, worlds, author, settings=SETTINGS)
+    author = prompted_proposer(model, worlds, seeds, name="chat")
+    curriculum = open_curriculum(tmp_path, seeds, task_from_instruction, worlds, author, settings=SETTINGS)
     await run(curriculum, 4)
     made = curriculum.pool.generated
     curriculum.pool.close()
@@ -206,7 +207,7 @@ async def test_real_weights_that_were_never_taught_bring_nothing_and_every_candi
     tmp_path: Path, seeds: list[Task], worlds: SampledStarts
 ) -> None:
     model = LocalLanguageModel(small_models.model(), small_models.tokenizer())
-    author = fine_tuned_proposer(model, worlds, name="nano", settings=SETTINGS)
+    author = fine_tuned_proposer(model, worlds, name="nano")
     counts = []
     try:
         for name in ("one", "two"):
@@ -219,16 +220,6 @@ async def test_real_weights_that_were_never_taught_bring_nothing_and_every_candi
         await model.aclose()
     assert counts[0] == counts[1]
     assert sum(counts[0].values()) >= 2
-
-
-def test_an_environment_that_cannot_read_instructions_says_what_to_set(
-    tmp_path: Path, worlds: SampledStarts, others: list[str]
-) -> None:
-    with pytest.raises(ConfigError, match=r"set curriculum\.generator to none"):
-        worlds_for(replace(TEXTWORLD, can_succeed=None), [])
-    author = fine_tuned_proposer(varied(others), worlds, name="x", settings=SETTINGS)
-    with pytest.raises(ConfigError, match="a reader of instructions"):
-        open_curriculum(tmp_path, [], TEXTWORLD, worlds, author, settings=SETTINGS)
 
 
 async def test_the_pool_of_a_run_can_be_listed_and_shown(
@@ -266,7 +257,7 @@ def test_a_task_that_few_worlds_allow_begins_in_the_one_it_was_let_in_with(
     allowed = SampledStarts(sheets, lambda task, sheet: True)(seeds[0])
     rare = SampledStarts(sheets, lambda task, sheet: sheet == allowed)
     assert [rare(seeds[0], seed) for seed in (1, 2)] == [None, None]
-    begins = [rare.beginning(seeds[0], seed) for seed in (0, 1, 2)]
+    begins = [rare.start_for(seeds[0], seed) for seed in (0, 1, 2)]
     assert [each.sheet if each else None for each in begins] == [allowed] * 3
 
 

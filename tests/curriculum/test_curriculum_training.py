@@ -48,7 +48,6 @@ SMALL = [
     "train.tasks_per_step=4",
     "train.group_size=4",
     "train.monitors=off",
-    "train.update_replay_buffer=false",
     "curriculum.every=2",
     "curriculum.generated_fraction=0.5",
 ]

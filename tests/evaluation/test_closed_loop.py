@@ -15,11 +15,13 @@ from dreamgym.envs.alfworld.annotator import HouseholdAnnotator
 from dreamgym.envs.registry import open_environment
 from dreamgym.evaluation.closed_loop import (
     ActionList,
-    dream_to_real,
+    arrived,
+    dream_successes,
     drift_by_step,
     near_miss,
     real_to_dream,
     replay_in_dream,
+    replay_in_reality,
     replay_spread,
 )
 from dreamgym.evaluation.fidelity import drift_svg, markdown_table, measure_fidelity
@@ -85,7 +87,7 @@ async def test_wm2real_falls_by_every_success_that_is_declared_too_early(
     dreams = await replay_in_dream(await recited(recorded, fault), lists(recorded))
     assert real_to_dream(recorded, dreams).share.value == 1.0  # flattery passes this test, hence the other
     assert [len(dream.outcomes) for dream in dreams[:4]] == [2] * 4
-    back = await dream_to_real(household, dreams, in_flight=2)
+    back = arrived(await replay_in_reality(household, dream_successes(dreams), in_flight=2))
     assert back.share.value == pytest.approx(2 / 6)
     assert (back.share.count, back.failures) == (6, {})
 
@@ -98,7 +100,8 @@ async def test_near_misses_catch_a_dream_that_forgives(
     forgiving = await recited(recorded, faithful, unknown=lambda request: FLATTERY)
     dreams = await replay_in_dream(forgiving, [*lists(recorded[:3]), *missed])
     assert all(dream.success for dream in dreams)
-    assert (await dream_to_real(household, dreams, in_flight=2)).share.value == 0.5
+    replays = await replay_in_reality(household, dream_successes(dreams), in_flight=2)
+    assert arrived(replays).share.value == 0.5
 
 
 async def test_drift_counts_the_step_at_which_a_dream_leaves_reality(recorded: list[Trajectory]) -> None:

@@ -25,8 +25,9 @@ from dreamgym.experience.world_sheet import hindsight_sheet
 from dreamgym.models.local.chat_template import ChatLanguageModel, with_chat_template
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
+from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.annotators import annotated, choose_annotator
-from dreamgym.training.experience_loading import load_experience_model, own_buffer
+from dreamgym.training.experience_loading import OWN_BUFFER, load_experience_model
 from dreamgym.types import (
     Annotation,
     CompletionRequest,
@@ -94,7 +95,7 @@ async def test_ingested_traces_of_an_unknown_environment_become_a_model_that_ans
     assert "shop has no annotator of its own" in " ".join(done.stderr.split())
     result = json.loads(done.stdout)
     assert (result["annotator"], result["unannotated"], result["steps"]) == ("plain", 0, 4)
-    with own_buffer(tmp_path / "run") as buffer:
+    with ReplayBuffer.open(tmp_path / "run" / OWN_BUFFER) as buffer:
         experience = load_experience_model(tmp_path / "run", retriever=buffer).model
         first = next(iter(read_trajectories(shop)))
         with contextlib.suppress(EpisodeFailedError):  # four steps teach little: a typed failure is fine too

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.training.metrics import read_metrics
 from dreamgym.training.run_dir import WARM_START, RunDir
 from dreamgym.training.trainer import train
 from tests.training.training_run import FACTORY, record, settings
@@ -39,12 +38,3 @@ async def test_what_the_warm_start_took_is_spent_once_however_often_the_run_goes
     kept = RunDir(folder / "run").load(WARM_START)
     assert kept is not None
     assert kept["steps"] == 3
-
-
-async def test_of_many_recorded_successes_only_as_many_as_asked_for_are_imitated(folder: Path) -> None:
-    short = ("train.warm_start_steps=2", "train.steps=0")
-    lessons = []
-    for name, most in (("all", ()), ("few", ("train.warm_start_successes=2",))):
-        await train(settings(folder, *short, *most, f'train.out="{folder / name}"'), real=FACTORY)
-        lessons.append(read_metrics(folder / name / "metrics.jsonl", "warm start")[-1]["trajectories"])
-    assert lessons[0] > lessons[1] == 2

@@ -18,8 +18,9 @@ from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, StoreErr
 from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator
+from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.experience import fine_tune
-from dreamgym.training.experience_loading import load_experience_model, own_buffer
+from dreamgym.training.experience_loading import OWN_BUFFER, load_experience_model
 from dreamgym.training.experience_run import ExperienceRun
 from dreamgym.types import Prediction
 
@@ -45,7 +46,7 @@ async def test_a_run_folder_holds_all_that_playing_needs(data: Path, tmp_path: P
     assert progress.step == 6
     assert json.loads((run / "run.json").read_text(encoding="utf-8"))["experience"]["model"] == "nano"
     assert json.loads((run / "curve.json").read_text(encoding="utf-8"))[-1]["step"] == 6
-    with own_buffer(run) as buffer:
+    with ReplayBuffer.open(run / OWN_BUFFER) as buffer:
         experience = load_experience_model(run, retriever=buffer).model
         trajectory = next(iter(read_trajectories(data)))
         assert trajectory.sheet is not None
@@ -93,7 +94,7 @@ async def test_without_a_buffer_of_yours_demonstrations_come_from_the_very_traje
 ) -> None:
     run = tmp_path / "run"
     await fine_tune(small(k=2), read_trajectories(data), HouseholdAnnotator(), run, actor=AGENT)
-    with own_buffer(run) as buffer:
+    with ReplayBuffer.open(run / OWN_BUFFER) as buffer:
         stored = buffer.stats().rows
     assert stored == sum(len(trajectory) for trajectory in read_trajectories(data))
     with pytest.raises(ConfigError, match="was fine-tuned with 2 demonstrations"):

@@ -154,10 +154,6 @@ async def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None
         await fine_tuning(tmp_path, 10, batch_size=4).run()
 
 
-async def test_it_stops_when_agreement_no_longer_rises(tmp_path: Path) -> None:
-    assert (await fine_tuning(tmp_path, 400, patience=2).run()).step < 400
-
-
 def test_examples_that_are_too_long_are_skipped_and_none_left_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none of which fits"):
         fine_tuning(tmp_path, 10, max_length=3)

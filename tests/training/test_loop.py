@@ -26,7 +26,7 @@ from dreamgym.errors import (
 )
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.training.agent import opened_agent
+from dreamgym.training.agent import Agent
 from dreamgym.training.metrics import Row, read_metrics
 from dreamgym.training.run_dir import RunDir, read_config
 from dreamgym.training.sim_to_real import sim_to_real
@@ -172,7 +172,7 @@ async def test_evaluations_in_reality_choose_the_policy_and_are_counted_apart(fo
     await begun(folder)
     config = settings(
         folder,
-        *(DREAM, "train.evaluate_every=2", "train.evaluate_split=test", "train.evaluate_episodes=8"),
+        *(DREAM, "train.evaluate_every=2", "train.evaluate_episodes=8"),
     )
     summary = await run(config)
     rows = read_metrics(folder / "run" / "metrics.jsonl", "evaluation")
@@ -361,7 +361,7 @@ async def test_a_policy_survives_moving_its_run_and_losing_the_model_that_it_sta
     (folder / "second" / "run").rename(folder / "moved")
     source.rename(folder / "gone")
     monkeypatch.chdir("/")
-    async with opened_agent(str(folder / "moved")) as agent:
+    async with Agent.load(str(folder / "moved")) as agent:
         assert agent.name == f"{folder / 'moved'}@1"
 
 
@@ -388,7 +388,7 @@ async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_
 async def test_a_full_disk_ends_in_a_clear_message_and_the_run_goes_on_when_there_is_room(
     folder: Path,
 ) -> None:
-    words = (DREAM, "train.update_replay_buffer=false")
+    words = (DREAM,)
     cramped = started(folder / "errors", in_a_process, folder, words, 300_000)
     cramped.join(timeout=300)
     told = (folder / "errors").read_text(encoding="utf-8")
@@ -408,7 +408,7 @@ async def test_pretrained_weights_practise_by_lora_and_leave_a_plain_model(folde
     model = LocalLanguageModel.load(out / "policy")
     assert (await model.complete(CompletionRequest(prompt="task: Leave", max_tokens=2))).token_ids
     await model.aclose()
-    async with opened_agent(str(out)) as agent:
+    async with Agent.load(str(out)) as agent:
         assert agent.name == f"{out}@2"
         assert all(torch.equal(agent.weights()[key], weight) for key, weight in learnt(out, 2).items())
 

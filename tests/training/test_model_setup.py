@@ -300,15 +300,15 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_starts(
             loaded_from(folders["llama"], device="cuda")
 
 
-def test_names_that_the_environment_gives_are_exchanged_unless_told_not_to() -> None:
+def test_names_that_the_environment_gives_are_exchanged_and_numbers_unless_switched_off() -> None:
     text = "You are in the kitchen. You can go north to the pantry. There is a mug 1 and a mug 2."
     corpus = [Example(prompt=text, reply=text, trajectory_id="1", position=0)]
     rooms = (frozenset({"kitchen", "pantry", "attic"}),)
     loaded = load_model(ExperienceConfig(model="nano"), corpus, 0, names=rooms)
     words = [[loaded.tokenizer.decode([token]) for token in group] for group in loaded.exchangeable]
     assert [sorted(group) for group in words] == [[" 1", " 2"], [" kitchen", " pantry"]]
-    plain = ExperienceConfig(model="nano", exchange_names=False, exchange_numbers=False)
-    assert load_model(plain, corpus, 0, names=rooms).exchangeable == ()
+    plain = ExperienceConfig(model="nano", exchange_numbers=False)
+    assert len(load_model(plain, corpus, 0, names=rooms).exchangeable) == 1
 
 
 @pytest.mark.parametrize("read", [loaded_from, LocalLanguageModel.load], ids=["training", "inference"])

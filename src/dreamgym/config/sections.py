@@ -43,7 +43,6 @@ class CollectConfig(Section):
     concurrency: int = Field(64, ge=1, description="episodes in flight")
     admissible_actions: bool = Field(True, description="record the admissible actions of each state")
     world_sheet: bool = Field(True, description="record the hidden facts of each episode")
-    retries: int = Field(2, ge=0, description="fresh attempts at an episode whose environment broke")
 
 
 class ReplayConfig(Section):
@@ -100,14 +99,10 @@ class ExperienceConfig(Section):
         True,
         description="exchange numbers in the examples of a model from scratch, so that it copies them",
     )
-    exchange_names: bool = Field(
-        True, description="likewise words that the environment declares exchangeable"
-    )
 
     steps: int = Field(1500, ge=1, description="weight updates")
     batch: int = Field(32, ge=1, description="examples per update")
     validation: float = Field(0.05, ge=0, lt=1, description="share of tasks held out to measure agreement")
-    patience: int | None = Field(None, ge=1, description="evaluations without gain before stopping early")
     history: int = Field(1, ge=0, description="newest transitions in a prompt")
     sheet: bool = Field(True, description="show the facts that the action touches")
     reasoning: bool = Field(True, description="reason before the next state")
@@ -255,17 +250,11 @@ class TrainConfig(Section):
     horizon: int | None = Field(
         None, ge=1, description="actions per synthetic episode; by default as in the real environment"
     )
-    on_unreadable_reply: Literal["refuse", "fail"] = Field(
-        "refuse", description="refuse an action without a readable prediction, or fail its rollout group"
-    )
     init_from: str | None = Field(
         None, description="RUN or RUN@STEP whose policy training starts from, instead of a warm start"
     )
     warm_start_steps: int = Field(300, ge=0, description="SFT updates on recorded successes")
     warm_start_batch_size: int = Field(16, ge=1, description="trajectories per SFT update")
-    warm_start_successes: int | None = Field(
-        None, ge=1, description="use only this many recorded successes, sampled by the seed; None for all"
-    )
     warm_start_lr: float | None = Field(
         None, gt=0, description="AdamW; None: 3e-3 from scratch, 2e-5 for pretrained weights, 2e-4 for LoRA"
     )
@@ -284,20 +273,12 @@ class TrainConfig(Section):
     group_size: int = Field(8, ge=2, description="rollouts per task (the paper's n)")
     concurrency: int = Field(256, ge=1, description="concurrent episodes")
     retries: int = Field(2, ge=0, description="retries of an episode whose environment failed")
-    max_episode_seconds: float | None = Field(None, gt=0, description="a longer episode counts as failed")
-    max_failure_rate: float = Field(
-        0.5, gt=0, le=1, description="failed share of rollout groups above which training pauses, then stops"
-    )
     failure_pause_seconds: float = Field(10.0, ge=0, description="first pause after too many failures")
-    update_replay_buffer: bool = Field(True, description="add fresh transitions to the run's replay buffer")
     save_groups: int = Field(1, ge=0, description="rollout groups saved per step")
     checkpoint_every: int = Field(1, ge=1, description="steps between checkpoints")
     save_policy_every: int = Field(10, ge=1, description="steps between saved policies")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations in reality; 0: none")
-    evaluate_split: str | None = Field(
-        None, description="split that selects among the saved policies; by default the validation split"
-    )
-    evaluate_episodes: int = Field(50, ge=1)
+    evaluate_episodes: int = Field(50, ge=1, description="of the validation split; they select a policy")
     monitors: Literal["stop", "warn", "off"] = Field("stop", description="reaction to a collapse")
     monitor_patience: int = Field(
         10, ge=1, description="bad steps before a warning; training stops after twice as many"
@@ -317,11 +298,7 @@ class CurriculumConfig(Section):
     )
     every: int = Field(5, ge=1, description="steps between rounds of generation")
     sources: int = Field(4, ge=1, description="tasks varied per round, highest reward entropy first")
-    minimum_entropy: float = Field(0.0, ge=0, description="reward entropy that such a task must exceed")
-    candidates: int = Field(8, ge=1, description="variations requested per task and attempt")
-    attempts: int = Field(3, ge=1, description="attempts per task and round")
-    temperature: float = Field(1.0, gt=0, description="sampling temperature of the variations")
-    clusters: int = Field(8, ge=1, description="PPO: clusters of similar tasks that share a reward entropy")
+    candidates: int = Field(8, ge=1, description="variations requested per task, up to three times")
 
 
 class EndpointConfig(Section):

@@ -18,6 +18,9 @@ from dreamgym.protocols import Embedder
 from dreamgym.seeding import derive_seed
 from dreamgym.types import JsonValue, RolloutGroup, Task
 
+_CLUSTERS = 8
+"""PPO: at most this many clusters of similar tasks share a reward entropy."""
+
 
 class Curriculum:
     """Implements `TaskSource`. The pool holds the data; the state is the number of the next step."""
@@ -47,7 +50,7 @@ class Curriculum:
         entropy = (
             group_entropy(groups)
             if self._embedder is None
-            else await cluster_entropy(groups, self._embedder, clusters=self._settings.clusters)
+            else await cluster_entropy(groups, self._embedder, clusters=_CLUSTERS)
         )
         self.pool.record(groups, step=self._step, entropy=entropy)
         counts = await self._generate() if (self._step + 1) % self._settings.every == 0 else Counter[str]()
@@ -81,7 +84,7 @@ class Curriculum:
         self._step = step
 
     async def _generate(self) -> Counter[str]:
-        chosen = self.pool.most_informative(self._settings.sources, above=self._settings.minimum_entropy)
+        chosen = self.pool.most_informative(self._settings.sources)
         if self._generator is None or not chosen:
             return Counter()
         before = self._generator.counts.copy()

@@ -231,9 +231,9 @@ class TaskPool:
         self._append([StepRow(step=self.step if step is None else step, results=results)])
         return dict(entropy)
 
-    def most_informative(self, count: int, *, above: float = 0.0) -> list[Task]:
+    def most_informative(self, count: int) -> list[Task]:
         """The tasks of highest reward entropy, best first: hard, and possible since some rollouts succeed."""
-        found = [each for each in self.records if each.entropy is not None and each.entropy > above]
+        found = [each for each in self.records if each.entropy]
         found.sort(key=lambda each: (-(each.entropy or 0.0), -each.history[-1][0], each.task.id))
         return [each.task for each in found[:count]]
 

@@ -34,7 +34,7 @@ async def ask_all(
         raise ValueError(f"expected at least 1 question in flight, got {in_flight!r}")
     waiting = iter(enumerate(questions))
     answers: dict[int, Answer] = {}
-    count = on_count or _uncounted
+    count = on_count or (lambda done, total: None)
     count(0, len(questions))
 
     async def work() -> None:
@@ -50,7 +50,3 @@ async def ask_all(
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     return [answers[place] for place in range(len(questions))]
-
-
-def _uncounted(done: int, total: int) -> None:
-    """Without a callback."""

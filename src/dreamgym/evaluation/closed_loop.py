@@ -212,20 +212,6 @@ def dream_successes(dreams: Iterable[Replay]) -> list[ActionList]:
     ]
 
 
-async def dream_to_real(
-    factory: EnvironmentFactory,
-    dreams: Iterable[Replay],
-    *,
-    in_flight: int = 8,
-    on_count: OnCount | None = None,
-) -> Transfer:
-    """WM2Real: what succeeds in the dream, replayed in the real environment."""
-    replays = await replay_in_reality(
-        factory, dream_successes(dreams), in_flight=in_flight, on_count=on_count
-    )
-    return arrived(replays)
-
-
 def arrived(replays: Sequence[Replay]) -> Transfer:
     """How many of these real replays succeed."""
     return Transfer(

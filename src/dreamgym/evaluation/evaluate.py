@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.wrappers import StepCounter
-from dreamgym.errors import ConfigError, DataError
+from dreamgym.errors import ConfigError
 from dreamgym.evaluation.statistics import Estimate, mcnemar, paired_difference, share_of_episodes
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.protocols import EnvironmentFactory
@@ -76,26 +76,6 @@ class Evaluation:
             "outcomes": [asdict(episode) for episode in self.episodes],
         }
 
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        """
-        Raises:
-            DataError: `to_dict` did not make it.
-        """
-        try:
-            return cls(
-                policy=str(stored["policy"]),
-                environment=str(stored["environment"]),
-                split=str(stored["split"]),
-                seed=int(stored["seed"]),
-                episodes=tuple(Episode(**each) for each in stored["outcomes"]),
-                failures=dict(stored["failures"]),
-                real_steps=int(stored["real_steps"]),
-                seconds=float(stored["wall_seconds"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"expected a stored evaluation, {error!r}") from None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -142,10 +122,6 @@ async def evaluate(
         on_episode: called at the end of each episode.
         keep: directory for the trajectories, of this policy and these arguments only. Episodes in it are not
             played again, so an interrupted evaluation resumes.
-
-    Raises:
-        ConfigError: there is no such split.
-        RolloutsFailingError: too many episodes cannot be played.
     """
     began = time.perf_counter()
     metered = StepCounter(factory, on_end=on_episode)
@@ -215,10 +191,6 @@ def validation_split(splits: Sequence[str]) -> str:
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """
-    Raises:
-        ConfigError: they did not play the same episodes.
-    """
     if (first.environment, first.split, first.seed) != (second.environment, second.split, second.seed):
         raise ConfigError(
             f"expected evaluations of the same episodes, got {first.environment}/{first.split} with seed "

@@ -20,7 +20,7 @@ from dreamgym.models.registry import LanguageModels, names_language_model
 from dreamgym.models.usage import stage
 from dreamgym.prompted_policy import prompted_policy_factory
 from dreamgym.rollouts import PolicyFactory
-from dreamgym.training.agent import opened_agent
+from dreamgym.training.agent import Agent
 from dreamgym.training.run_dir import METRICS, RunDir, parse_policy_name, read_config
 
 DIRECTORY = "evaluations"
@@ -127,7 +127,7 @@ async def _policy(
     name: str, config: Config, temperature: float | None, notes: list[str]
 ) -> AsyncIterator[tuple[PolicyFactory, str]]:
     if not names_language_model(name):
-        async with opened_agent(name, device=config.agent.device) as agent:
+        async with Agent.load(name, device=config.agent.device) as agent:
             chosen = agent.config.evaluation_temperature if temperature is None else temperature
             yield agent.policy_factory(temperature=chosen), agent.name
         return

@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -258,15 +258,6 @@ def open_agent(config: Config, folder: Path) -> Agent:
     if agent.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
     return Agent(loaded.model, loaded.tokenizer, agent, precision=loaded.precision)
-
-
-@asynccontextmanager
-async def opened_agent(name: str, *, device: Device = "auto") -> AsyncIterator[Agent]:
-    """The agent that ``RUN`` or ``RUN@STEP`` names; closed at the end."""
-    run, step = parse_policy_name(name)
-    agent = Agent._load_run(run, step, device, {})
-    async with agent:
-        yield agent
 
 
 def make_learner(config: Config, agent: Agent, refusals: tuple[str, ...] = ()) -> PolicyGradient:

@@ -1,18 +1,15 @@
-"""Puts a curriculum together: the pool of a run, who writes variations, and the worlds to dream them in.
-
-`curriculum_of` does it from the settings of a run; the parts serve callers with a generator of their own.
-"""
+"""Puts the curriculum of a run together: task pool, task generator, and starts of generated tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 
 from dreamgym.config import Config, CurriculumConfig, validate
 from dreamgym.curriculum.curriculum import Curriculum
 from dreamgym.curriculum.generator import LanguageModelTaskGenerator
-from dreamgym.curriculum.task_filter import TaskFilter
+from dreamgym.curriculum.task_filter import ParseInstruction, TaskFilter
 from dreamgym.curriculum.task_pool import FILE, TaskPool
 from dreamgym.curriculum.task_proposers import FineTunedTaskProposer, PromptedTaskProposer, TaskProposer
 from dreamgym.envs.registry import EnvironmentSpec
@@ -20,7 +17,7 @@ from dreamgym.envs.synthetic import EpisodeStart, StartFor
 from dreamgym.errors import ConfigError
 from dreamgym.experience.prompted import PromptedExperienceModel
 from dreamgym.experience.reply_format import parse_variation, variation_prompt
-from dreamgym.experience.world_sheet import SheetSampler, hindsight_sheet, object_kinds
+from dreamgym.experience.world_sheet import SheetSampler, TaskCheck, hindsight_sheet, object_kinds
 from dreamgym.models.registry import NAMES, LanguageModels, check_language_model, names_language_model
 from dreamgym.protocols import Embedder, ExperienceModel, LanguageModel
 from dreamgym.replay.embedders import make_embedder
@@ -33,118 +30,72 @@ _SHOWN = 12
 class SampledStarts:
     """A world sheet for any task: recombined from known ones until the task can succeed on it."""
 
-    def __init__(self, sheets: Iterable[WorldSheet], can_succeed: Callable[[Task, WorldSheet], bool]) -> None:
-        self._worlds = SheetSampler(sheets)
+    def __init__(self, sheets: Iterable[WorldSheet], can_succeed: TaskCheck) -> None:
+        self._sampler = SheetSampler(sheets)
         self._can_succeed = can_succeed
 
     def __call__(self, task: Task, seed: int = 0) -> WorldSheet | None:
         """The same task and seed, the same sheet; None where none was found."""
+        return self._sampler.sample(task, Random(f"{task.id}/{seed}"), self._can_succeed)
 
-        def possible(task: Task, sheet: WorldSheet) -> bool:
-            return self._can_succeed(task, sheet)
-
-        return self._worlds.sample(task, Random(f"{task.id}/{seed}"), possible)
-
-    def beginning(self, task: Task, seed: int) -> EpisodeStart | None:
+    def start_for(self, task: Task, seed: int) -> EpisodeStart | None:
         """A `StartFor` for tasks that no trajectory holds: the experience model imagines how they begin."""
-        sheet = self(task, seed)
-        if sheet is None:
-            # Worlds that a task can succeed in may be rare; the task_filter let it in with the one of seed 0.
-            sheet = self(task)
+        # Where sheets are rare, the one of seed 0, with which the task filter accepted the task.
+        sheet = self(task, seed) or self(task)
         return None if sheet is None else EpisodeStart(sheet=sheet)
 
 
-def worlds_for(spec: EnvironmentSpec, sheets: Iterable[WorldSheet]) -> SampledStarts:
-    """
-    Raises:
-        ConfigError: the environment cannot tell whether a task can succeed.
-    """
-    if spec.can_succeed is None:
-        raise ConfigError(f"{_cannot(spec)} a check that a task can succeed")
-    return SampledStarts(sheets, spec.can_succeed)
-
-
-def fine_tuned_proposer(
-    model: LanguageModel, worlds: SampledStarts, *, name: str, settings: CurriculumConfig
-) -> FineTunedTaskProposer:
+def fine_tuned_proposer(model: LanguageModel, sheets: SampledStarts, *, name: str) -> FineTunedTaskProposer:
     """The experience model, with the prompt that it was fine-tuned to vary tasks with."""
 
     def prompt(task: Task) -> str | None:
-        sheet = worlds(task)
+        sheet = sheets(task)
         return None if sheet is None else variation_prompt(task.instruction, sheet)
 
-    return FineTunedTaskProposer(
-        model, name=name, prompt=prompt, parse=parse_variation, temperature=settings.temperature
-    )
+    return FineTunedTaskProposer(model, name=name, prompt=prompt, parse=parse_variation)
 
 
 def prompted_proposer(
-    model: LanguageModel,
-    worlds: SampledStarts,
-    seeds: Sequence[Task],
-    *,
-    name: str,
-    settings: CurriculumConfig,
-    seed: int = 0,
+    model: LanguageModel, sheets: SampledStarts, seeds: Sequence[Task], *, name: str, seed: int = 0
 ) -> PromptedTaskProposer:
-    """Any language model, shown what there is in a task's world and how tasks are worded."""
+    """Any language model, shown the objects of a task's sheet and how tasks are worded."""
 
     def objects(task: Task) -> str:
-        sheet = worlds(task)
+        sheet = sheets(task)
         return "" if sheet is None else ", ".join(object_kinds(sheet))
 
     wordings = sorted({task.instruction for task in seeds})
     shown = Random(seed).sample(wordings, min(_SHOWN, len(wordings)))
-    return PromptedTaskProposer(
-        model, name=name, objects=objects, examples=shown, temperature=settings.temperature
-    )
+    return PromptedTaskProposer(model, name=name, objects=objects, examples=shown)
 
 
 def open_curriculum(
     folder: Path,
     seeds: Sequence[Task],
-    spec: EnvironmentSpec,
-    worlds: SampledStarts,
-    proposer: TaskProposer | None,
+    parse: ParseInstruction,
+    sheets: SampledStarts,
+    proposer: TaskProposer,
     *,
     settings: CurriculumConfig,
     seed: int = 0,
     embedder: Embedder | None = None,
     reserved: Iterable[str] = (),
 ) -> Curriculum:
-    """The curriculum of a run, its pool in the run's folder; close `pool` when done.
-
-    Args:
-        proposer: who writes variations; None for a pool of seed tasks alone.
-        embedder: for PPO, see `Curriculum`.
-        reserved: instructions of the evaluation's splits, which no generated task may equal.
-
-    Raises:
-        ConfigError: the environment cannot read instructions, or the run was begun with other seed tasks.
-    """
-    if proposer is not None and spec.task_from_instruction is None:
-        raise ConfigError(f"{_cannot(spec)} a reader of instructions")
+    """The curriculum of a run, its pool in the run directory; close `pool` when done. No generated task
+    equals one of the instructions in `reserved`."""
     pool = TaskPool(path=folder / FILE, seed=seed, generated_fraction=settings.generated_fraction)
     try:
         _seed(pool, seeds)
     except BaseException:
         pool.close()
         raise
-    generator = None
-    if proposer is not None and spec.task_from_instruction is not None:
-        task_filter = TaskFilter(spec.task_from_instruction, worlds, reserved=reserved)
-        generator = LanguageModelTaskGenerator(
-            proposer, task_filter, pool, candidates=settings.candidates, attempts=settings.attempts
-        )
+    task_filter = TaskFilter(parse, sheets, reserved=reserved)
+    generator = LanguageModelTaskGenerator(proposer, task_filter, pool, candidates=settings.candidates)
     return Curriculum(pool, generator, settings=settings, embedder=embedder)
 
 
 def generates(config: Config, spec: EnvironmentSpec | None) -> bool:
-    """Whether a run has tasks generated: never in reality, where they have no game to be played.
-
-    Raises:
-        ConfigError: they are asked for where none can be had.
-    """
+    """Whether a run has tasks generated: never in reality, where they cannot be played."""
     wanted = config.curriculum.generator
     able = spec is not None and spec.task_from_instruction is not None and spec.can_succeed is not None
     dreaming = config.train.mode == "dream"
@@ -171,20 +122,16 @@ async def curriculum_of(
     experience_model: ExperienceModel,
     models: LanguageModels | None = None,
 ) -> tuple[Curriculum, StartFor] | None:
-    """The curriculum that a run's settings ask for, and the worlds of the tasks it generates.
+    """The curriculum that a run's settings ask for, and the starts of the tasks it generates.
 
-    Args:
-        offline: where world sheets are taken from.
-        experience_model: whose weights write the variations, unless the settings name others.
-        models: where those are opened, if they name others.
-
-    Returns:
-        None where `auto` finds no weights to ask, in an experience model of another kind.
+    None where `auto` finds an experience model without weights that could write variations.
     """
+    assert spec.task_from_instruction is not None  # `generates` has checked it
+    assert spec.can_succeed is not None
     known = (each for each in offline if each.task.environment == config.environment.name)
     sheets = [each.sheet or hindsight_sheet(each) for each in known if each.task.split == config.train.split]
-    worlds = worlds_for(spec, sheets)
-    proposer = _proposer(config, worlds, seeds, experience_model, models or LanguageModels(config))
+    starts = SampledStarts(sheets, spec.can_succeed)
+    proposer = _proposer(config, starts, seeds, experience_model, models or LanguageModels(config))
     if proposer is None:
         return None
     reserved: Sequence[str] = ()
@@ -192,39 +139,35 @@ async def curriculum_of(
         options = validate(spec.options, config.environment.options, prefix="environment.options.")
         reserved = await spec.evaluation_instructions(options)
     curriculum = open_curriculum(
-        folder,
-        seeds,
-        spec,
-        worlds,
-        proposer,
+        *(folder, seeds, spec.task_from_instruction, starts, proposer),
         settings=config.curriculum,
         seed=config.seed,
         embedder=make_embedder(config.replay.embedder) if config.learner.algorithm == "ppo" else None,
         reserved=reserved,
     )
-    return curriculum, worlds.beginning
+    return curriculum, starts.start_for
 
 
 def _proposer(
     config: Config,
-    worlds: SampledStarts,
+    sheets: SampledStarts,
     seeds: Sequence[Task],
     experience_model: ExperienceModel,
     models: LanguageModels,
 ) -> TaskProposer | None:
-    settings, name = config.curriculum, config.curriculum.generator
+    name = wanted = config.curriculum.generator
     if name == "experience" and isinstance(experience_model, PromptedExperienceModel):
         name = experience_model.name
     if names_language_model(name):
         model = models.open(name, role="task generator")
-        return prompted_proposer(model, worlds, seeds, name=name, settings=settings, seed=config.seed)
+        return prompted_proposer(model, sheets, seeds, name=name, seed=config.seed)
     own: LanguageModel | None = getattr(experience_model, "language_model", None)
     if own is not None:
-        return fine_tuned_proposer(own, worlds, name=experience_model.name, settings=settings)
-    if settings.generator == "auto":
+        return fine_tuned_proposer(own, sheets, name=experience_model.name)
+    if wanted == "auto":
         return None
     raise ConfigError(
-        f"curriculum.generator={settings.generator!r}: expected an experience model with a language_model, "
+        f"curriculum.generator={wanted!r}: expected an experience model with a language_model, "
         f"{experience_model.name!r} has none; name another one ({NAMES}), or set it to none"
     )
 
@@ -239,10 +182,3 @@ def _seed(pool: TaskPool, seeds: Sequence[Task]) -> None:
             f"among the {len(given)} given now; use the same data to resume, or choose another directory"
         )
     pool.add_seeds(seeds)
-
-
-def _cannot(spec: EnvironmentSpec) -> str:
-    return (
-        f"environment {spec.name!r} cannot have generated tasks (set curriculum.generator to none): "
-        "its EnvironmentSpec lacks"
-    )

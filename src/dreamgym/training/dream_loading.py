@@ -101,7 +101,7 @@ class Dream(SyntheticFactory):
             or environment_horizon(spec, config.environment.options)
             or DEFAULT_HORIZON,
             refusal_ends=refusal_ends,
-            unreadable=refusals[0] if chosen.on_unreadable_reply == "refuse" else None,
+            unreadable=refusals[0],
         )
 
     @classmethod

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from dreamgym.config import Config
-from dreamgym.envs.synthetic import EpisodeStart, StartFor
+from dreamgym.envs.synthetic import StartFor
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.dream_loading import Dream, OnRow, open_buffer, uses_demonstrations
-from dreamgym.training.run_dir import BUFFER, RunDir
+from dreamgym.training.run_dir import BUFFER
 from dreamgym.types import Task, Trajectory
 
 
@@ -24,50 +25,39 @@ class EpisodeSource:
 
     factory: StepCounter
     tasks: list[Task]
-    buffer: ReplayBuffer | None
+    buffer: ReplayBuffer
     """Receives fresh transitions."""
     experience_model: ExperienceModel | None = None
     """None for a real environment."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Overrides:
-    """Objects that the caller passes instead of names in the settings."""
-
-    real: EnvironmentFactory | None = None
-    experience_model: ExperienceModel | None = None
-    start_for: StartFor | None = None
-    """The starts of tasks that no trajectory holds, such as generated ones."""
-    models: LanguageModels | None = None
-    """Opens language models by name."""
-
-
 async def open_episode_source(
     stack: AsyncExitStack,
     config: Config,
-    folder: RunDir,
+    path: Path,
     offline: Sequence[Trajectory],
-    given: Overrides,
+    *,
+    real: EnvironmentFactory | None,
+    experience_model: ExperienceModel | None,
+    models: LanguageModels,
+    start_for: StartFor,
     on_row: OnRow,
 ) -> EpisodeSource:
-    chosen, real = config.train, given.real
-    shown = given.experience_model is None and uses_demonstrations(config)
-    buffer: ReplayBuffer | None = None
-    if chosen.update_replay_buffer or shown:
-        path = folder.path / BUFFER
-        buffer = stack.enter_context(await open_buffer(path, config, offline, shown=shown, on_row=on_row))
+    """In the run directory `path`; `experience_model` replaces that of the settings."""
+    chosen = config.train
+    shown = experience_model is None and uses_demonstrations(config)
+    buffer = stack.enter_context(
+        await open_buffer(path / BUFFER, config, offline, shown=shown, on_row=on_row)
+    )
     if chosen.mode == "real":
         assert real is not None
         tasks = await _real_tasks(config, real, offline)
         return EpisodeSource(factory=StepCounter(real), tasks=tasks, buffer=buffer)
 
-    def start_for(task: Task, seed: int) -> EpisodeStart | None:  # a curriculum sets it later
-        return None if given.start_for is None else given.start_for(task, seed)
-
-    if given.experience_model is not None:
-        dream = Dream(given.experience_model, offline, config, buffer=buffer, start_for=start_for)
+    if experience_model is not None:
+        dream = Dream(experience_model, offline, config, buffer=buffer, start_for=start_for)
     else:
-        dream = Dream.create(config, offline, buffer, models=given.models, start_for=start_for)
+        dream = Dream.create(config, offline, buffer, models=models, start_for=start_for)
     stack.push_async_callback(dream.aclose)
     return EpisodeSource(
         factory=StepCounter(dream),

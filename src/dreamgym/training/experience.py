@@ -16,8 +16,9 @@ from dreamgym.experience.dataset import Example, examples, held_out, limit_repea
 from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator, Retriever
+from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.annotators import annotated
-from dreamgym.training.experience_loading import own_buffer, prompt_settings
+from dreamgym.training.experience_loading import OWN_BUFFER, prompt_settings
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.training.fine_tuning import FineTuning, OnProgress, Progress
 from dreamgym.training.model_setup import load_model
@@ -85,7 +86,6 @@ def _fine_tuning(
         folder=folder,
         steps=settings.steps,
         batch_size=settings.batch,
-        patience=settings.patience,
         seed=config.seed,
     )
 
@@ -101,7 +101,7 @@ async def _make_examples(
     """Training and validation examples."""
     if not config.replay.demonstrations(prompted=False) or retriever is not None:
         return await _examples(config, recorded, annotator, actor, retriever)
-    with own_buffer(folder, config.replay.embedder) as buffer:
+    with ReplayBuffer.open(folder / OWN_BUFFER, embedder=config.replay.embedder) as buffer:
         for trajectory in recorded:
             await buffer.add(trajectory)
         return await _examples(config, recorded, annotator, actor, buffer)

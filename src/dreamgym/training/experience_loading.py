@@ -172,13 +172,6 @@ def prompt_settings(
     )
 
 
-@contextmanager
-def own_buffer(folder: Path, embedder: str = "lexical") -> Iterator[ReplayBuffer]:
-    """The replay buffer of a run's own trajectories, created if it does not exist."""
-    with ReplayBuffer.open(folder / OWN_BUFFER, embedder=embedder) as buffer:
-        yield buffer
-
-
 def _load_fine_tuned(
     folder: Path,
     run: ExperienceRun,

@@ -26,7 +26,7 @@ RUN_FILE = "run.json"
 DEFAULT_HORIZON = 50
 """Actions of an imagined episode where neither settings nor environment limit it."""
 _ANY_TIME = {
-    *(f"experience.{name}" for name in ("steps", "patience", "attempts", "refusal_ends")),
+    *(f"experience.{name}" for name in ("steps", "attempts", "refusal_ends")),
     *("experience.device", "experience.precision"),
     *("data", "splits", "horizon", "refusals"),
 }

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from dreamgym.agents import Codec
 from dreamgym.errors import ConfigError, StoppedError, StoreError
 from dreamgym.experience.dataset import Example
 from dreamgym.files import atomic_directory, write_text
@@ -33,14 +34,6 @@ _WARMUP_STEPS = 50
 _DECAY_FRACTION = 0.6
 
 
-class Codec(Protocol):
-    """From text to tokens, as the model's own engine does it (`TextCodec`)."""
-
-    def start(self, text: str) -> list[int]: ...
-
-    def more(self, text: str) -> list[int]: ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """Where a fine-tuning run is."""
@@ -52,8 +45,6 @@ class Progress:
     agreement: float | None = None
     """Share of validation replies that greedy decoding reproduces token for token; None until measured."""
     best: float = -1.0
-    stale: int = 0
-    """Evaluations since the best one."""
     skipped: int = 0
     """Examples that are too long."""
     seconds: float = 0.0
@@ -84,7 +75,6 @@ class FineTuning:
         folder: Path,
         steps: int,
         batch_size: int,
-        patience: int | None = None,
         seed: int = 0,
         warmup_steps: int = _WARMUP_STEPS,
         max_length: int = MAX_LENGTH,
@@ -103,7 +93,6 @@ class FineTuning:
         self.progress = Progress(steps=steps)
         self._loaded = loaded
         self._folder = folder
-        self._patience = patience
         self._max_length = min(max_length, loaded.context or max_length)
         self._evaluate_every = evaluate_every
         self._checkpoint_every = checkpoint_every
@@ -144,7 +133,7 @@ class FineTuning:
         progress, saved = self.progress, time.monotonic()
         self._loaded.model.train()
         with _cancel_on_sigterm() as terminated:
-            while not self._finished():
+            while not self._sft.done:
                 self._step()
                 try:
                     if on_progress is not None:
@@ -165,17 +154,12 @@ class FineTuning:
         self._stop()
         return progress
 
-    def _finished(self) -> bool:
-        stale = self._patience is not None and self.progress.stale >= self._patience
-        return self._sft.done or stale
-
     def _step(self) -> None:
         progress, start = self.progress, time.monotonic()
         progress.loss = self._sft.step()["loss"]
         progress.step = self._sft.steps
         if self._validation.sequences and (progress.step % self._evaluate_every == 0 or self._sft.done):
             agreement = progress.agreement = self._sft.exact_match(self._validation)
-            progress.stale = 0 if agreement > progress.best else progress.stale + 1
             progress.best = max(progress.best, agreement)
             progress.curve.append((progress.step, progress.loss, agreement))
         progress.seconds += time.monotonic() - start

@@ -71,8 +71,7 @@ def load_model(
     tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
     model = tiny.make_model(settings.model, tokenizer, family=settings.family, seed=seed)
     groups = [tiny.number_tokens(tokenizer)] if settings.exchange_numbers else []
-    if settings.exchange_names:
-        groups += [tiny.word_tokens(tokenizer, words) for words in names]
+    groups += [tiny.word_tokens(tokenizer, words) for words in names]
     return LoadedModel(
         model=model.to(find_device(settings.device, section="experience")),
         tokenizer=tokenizer,

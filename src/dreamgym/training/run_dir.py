@@ -36,9 +36,8 @@ _MAY_CHANGE = frozenset(
         *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens"),
         *("train.out", "train.steps", "train.real_steps", "train.seconds", "train.concurrency"),
         *("train.retries", "train.save_policy_every", "train.save_groups", "train.monitors"),
-        *("train.monitor_patience", "train.max_failure_rate", "train.failure_pause_seconds"),
-        *("train.max_episode_seconds",),
-        *("train.evaluate_every", "train.evaluate_split", "train.evaluate_episodes"),
+        *("train.monitor_patience", "train.failure_pause_seconds"),
+        *("train.evaluate_every", "train.evaluate_episodes"),
     }
 )
 """Settings that may differ when a run resumes; sections that training does not use may differ too."""

@@ -26,13 +26,13 @@ from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import Evaluation, evaluate, validation_split
 from dreamgym.files import atomic_directory, write_text
 from dreamgym.models.registry import LanguageModels, check_language_model, names_language_model
-from dreamgym.models.usage import Usage, stage
+from dreamgym.models.usage import stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
-from dreamgym.rollouts import CircuitBreaker, EpisodeLimits, GroupSettings, Origin
+from dreamgym.rollouts import CircuitBreaker, GroupSettings, Origin
 from dreamgym.training.agent import BASE, Agent, make_agent, make_learner, same_policy
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import train_dpo
-from dreamgym.training.dream_setup import EpisodeSource, Overrides, open_episode_source
+from dreamgym.training.dream_setup import EpisodeSource, open_episode_source
 from dreamgym.training.experience_loading import check_prompted_model, choose_grader
 from dreamgym.training.experience_run import inherit_settings, known_environment
 from dreamgym.training.loop import Loop
@@ -79,7 +79,7 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Run:
     """What every part of one call of `train` needs."""
 
@@ -87,8 +87,12 @@ class _Run:
     spec: EnvironmentSpec | None
     run_dir: RunDir
     offline: Sequence[Trajectory]
+    models: LanguageModels
+    real: EnvironmentFactory | None
+    experience_model: ExperienceModel | None
+    start_for: StartFor | None
+    """The starts of tasks that no trajectory holds; a curriculum sets it."""
     on_progress: OnProgress
-    usage: Usage
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -178,39 +182,40 @@ async def train(
                 spec=spec,
                 run_dir=run_dir,
                 offline=offline,
+                models=models,
+                real=real,
+                experience_model=experience_model,
+                start_for=start_for,
                 on_progress=on_progress or (lambda progress: None),
-                usage=models.usage,
             )
             agent = _initial_agent(run)
             stack.push_async_callback(agent.aclose)
             if config.learner.algorithm == "dpo":
                 recorder, ended = await _train_dpo(run, stack, agent)
             else:
-                given = Overrides(
-                    real=real, experience_model=experience_model, start_for=start_for, models=models
-                )
-                recorder, ended = await _train_rl(run, stack, agent, given, make_tasks)
+                recorder, ended = await _train_rl(run, stack, agent, make_tasks)
             return _finish(run, agent, recorder, ended)
 
 
 async def _train_rl(
-    run: _Run, stack: AsyncExitStack, agent: Agent, given: Overrides, make_tasks: MakeTaskSource | None
+    run: _Run, stack: AsyncExitStack, agent: Agent, make_tasks: MakeTaskSource | None
 ) -> tuple[RunRecorder, str]:
     config, chosen, run_dir = run.config, run.config.train, run.run_dir
-    if given.real is None and (chosen.mode == "real" or chosen.evaluate_every):
-        given.real = open_environment(config.environment.name, config.environment.options)
-        stack.push_async_callback(given.real.aclose)
+    if run.real is None and (chosen.mode == "real" or chosen.evaluate_every):
+        run.real = open_environment(config.environment.name, config.environment.options)
+        stack.push_async_callback(run.real.aclose)
     source = await open_episode_source(
-        *(stack, config, run_dir, run.offline, given),
-        lambda done, total: run.report("replay buffer", done, total),
+        *(stack, config, run_dir.path, run.offline),
+        real=run.real,
+        experience_model=run.experience_model,
+        models=run.models,
+        start_for=lambda task, seed: None if run.start_for is None else run.start_for(task, seed),
+        on_row=lambda done, total: run.report("replay buffer", done, total),
     )
-    if given.models is not None:
-        await (
-            given.models.check_reachable()
-        )  # an unreachable endpoint is an error before the warm start, not after it
+    await run.models.check_reachable()  # an error before the warm start, not after it
     await _warm_start(run, agent)
     learner = make_learner(config, agent, run.refusals)
-    tasks = await _task_source(run, stack, given, source, make_tasks)
+    tasks = await _task_source(run, stack, source, make_tasks)
     monitors = Monitors(chosen, max_tokens=config.agent.max_tokens)
     recorder = _recorder(
         run, stack, agent, {"learner": learner, "tasks": tasks, "monitors": monitors}, source=source
@@ -238,7 +243,7 @@ async def _train_rl(
             experience_model=chosen.experience if dreaming else None,
             policy_version=learner.updates,
         ),
-        evaluate=_validation(run, agent, given.real) if chosen.evaluate_every and given.real else None,
+        evaluate=_validation(run, agent, run.real) if chosen.evaluate_every and run.real else None,
         seed=config.seed,
         horizon=environment_horizon(run.spec, config.environment.options) or chosen.horizon,
         refusals=run.refusals,
@@ -279,17 +284,13 @@ def _recorder(
         trajectories=stack.enter_context(TrajectoryWriter(path / TRAJECTORIES)),
         parts=parts,
         weights=agent.weights,
-        buffer=source.buffer if source is not None and chosen.update_replay_buffer else None,
+        buffer=source.buffer if source is not None else None,
         predictions=stack.enter_context(MetricsLog(path / PREDICTIONS)) if dreaming else None,
     )
 
 
 async def _task_source(
-    run: _Run,
-    stack: AsyncExitStack,
-    given: Overrides,
-    source: EpisodeSource,
-    make_tasks: MakeTaskSource | None,
+    run: _Run, stack: AsyncExitStack, source: EpisodeSource, make_tasks: MakeTaskSource | None
 ) -> TaskSource:
     """The caller's; else a curriculum, if the settings ask for one; else uniform sampling."""
     if make_tasks is not None:
@@ -297,10 +298,10 @@ async def _task_source(
     config, spec, model = run.config, run.spec, source.experience_model
     if spec is not None and model is not None and generates(config, spec):
         planned = await curriculum_of(
-            config, spec, run.run_dir.path, run.offline, source.tasks, model, given.models
+            config, spec, run.run_dir.path, run.offline, source.tasks, model, run.models
         )
         if planned is not None:
-            curriculum, given.start_for = planned
+            curriculum, run.start_for = planned
             stack.callback(curriculum.pool.close)
             return curriculum
     return UniformTasks(source.tasks, seed=config.seed)
@@ -348,8 +349,6 @@ def _group_settings(config: Config) -> GroupSettings:
         size=chosen.group_size,
         concurrency=chosen.concurrency,
         retries=chosen.retries,
-        limits=EpisodeLimits(seconds=chosen.max_episode_seconds),
-        failure_limit=chosen.max_failure_rate,
         pause=chosen.failure_pause_seconds,
     )
 
@@ -362,7 +361,7 @@ def _validation(run: _Run, agent: Agent, real: EnvironmentFactory) -> Callable[[
         return await evaluate(
             real,
             make_policy,
-            split=config.train.evaluate_split or validation_split(real.splits),
+            split=validation_split(real.splits),
             episodes=config.train.evaluate_episodes,
             seed=config.seed,
             policy=name,
@@ -383,7 +382,7 @@ def _step_progress(run: _Run, recorder: RunRecorder, row: Row, warnings: Sequenc
         total=total,
         row=row,
         warnings=tuple(warnings),
-        endpoints=run.usage.summary() if run.usage.rows else "",
+        endpoints=run.models.usage.summary() if run.models.usage.rows else "",
     )
 
 
@@ -404,7 +403,7 @@ def _finish(run: _Run, agent: Agent, recorder: RunRecorder, ended: str) -> dict[
     }
     if recent:
         summary["success"] = round(sum(recent) / len(recent), 4)
-    if run.usage.rows:
-        summary["endpoints"] = run.usage.to_dict()
+    if run.models.usage.rows:
+        summary["endpoints"] = run.models.usage.to_dict()
     write_text(run_dir.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -81,7 +80,7 @@ def make_sft(
     from dreamgym.rl.sft import SFT
 
     settings = config.train
-    successes = sample_successes(trajectories, settings.warm_start_successes, config.seed)
+    successes = [each for each in trajectories if each.success]
     if config.agent.thought and think is not None:
         successes = [with_thoughts(each, think) for each in successes]
     data = agent.tokenize(successes)
@@ -104,14 +103,6 @@ def make_sft(
         loss_mask=lambda turn: turn.outcome.next_state.text not in refusals,
         **rates,
     )
-
-
-def sample_successes(trajectories: Sequence[Trajectory], most: int | None, seed: int) -> list[Trajectory]:
-    """The successes, or `most` of them, sampled by the seed."""
-    successes = [each for each in trajectories if each.success]
-    if most is None or most >= len(successes):
-        return successes
-    return random.Random(seed).sample(successes, most)
 
 
 def with_thoughts(trajectory: Trajectory, think: Think) -> Trajectory:
