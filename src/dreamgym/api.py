@@ -26,7 +26,7 @@ from dreamgym.evaluation import audit as auditing
 from dreamgym.evaluation import evaluate as evaluation
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Annotator, EnvironmentFactory
-from dreamgym.rollouts import REAL, GroupReport, GroupSettings, Origin, PolicyFactory, run_groups
+from dreamgym.rollouts import GroupReport, GroupSettings, Origin, PolicyFactory, run_groups
 from dreamgym.seeding import derive_seed
 from dreamgym.types import Task, Trajectory
 
@@ -131,6 +131,7 @@ async def fine_tune(
     from dreamgym.training import experience
     from dreamgym.training.annotators import choose_annotator
     from dreamgym.training.dream_loading import read_data
+    from dreamgym.training.experience_run import known_environment
 
     folder, trajectories = Path(out), read_data(data)
     config = config or Config(seed=seed)
@@ -142,7 +143,7 @@ async def fine_tune(
             )
         environment = names.pop()
     if isinstance(environment, str):
-        spec = _known(environment)
+        spec = known_environment(environment)
         chosen = {"name": environment, "options": options or config.environment.options}
         config = _with(config, "environment", chosen)
     else:
@@ -189,13 +190,11 @@ async def rollout(
     """
     factory, number = _factory(environment), next(_ROLLOUTS)
     make_policy = agent if callable(agent) else agent.policy_factory()
-    origin = REAL
-    if isinstance(factory, SyntheticFactory):
-        model = getattr(factory, "experience_model", None)
-        origin = Origin(source="synthetic", experience_model=getattr(model, "name", None))
+    synthetic = isinstance(factory, SyntheticFactory)
+    model = getattr(factory, "experience_model", None) if synthetic else None
     origin = Origin(
-        source=origin.source,
-        experience_model=origin.experience_model,
+        source="synthetic" if synthetic else "real",
+        experience_model=getattr(model, "name", None),
         policy_version=getattr(agent, "version", 0),
     )
     report = await run_groups(
@@ -271,7 +270,6 @@ async def train(
         The content of ``summary.json``.
     """
     from dreamgym.training import trainer
-    from dreamgym.training.experience_run import inherit_settings
     from dreamgym.training.sim_to_real import sim_to_real as continued
 
     config = config or Config()
@@ -290,8 +288,6 @@ async def train(
     if environment is not None:
         _, config = _with_environment(environment, None, config)
         real = _factory(environment)
-    if config.train.mode == "dream" and config.train.experience is not None:
-        config = inherit_settings(config, config.train.experience)
     return await trainer.train(config, real=real, on_progress=on_progress)
 
 
@@ -307,12 +303,6 @@ def _factory(environment: Any) -> EnvironmentFactory:
     """A factory as it is (a dream keeps its own name and registers nothing); anything else is opened."""
     factory: EnvironmentFactory = environment if is_factory(environment) else make(environment)
     return factory
-
-
-def _known(name: str) -> EnvironmentSpec | None:
-    from dreamgym.training.experience_run import known_environment
-
-    return known_environment(name)
 
 
 def _with_environment(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ def generated_task(number: int, parent: str = "seed-0") -> Task:
         instruction=f"paint it {number}",
         environment="studio",
         origin="generated",
-        parameters={"lineage": origin.as_parameter()},
+        parameters={"lineage": asdict(origin)},
     )
 
 

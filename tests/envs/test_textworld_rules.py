@@ -193,7 +193,7 @@ async def test_a_question_tells_all_that_the_answer_names() -> None:
         assert sheet is not None
         names = {name for fact in sheet.facts for name in fact[1:] if len(name) > 3 and fact[0] != "recipe"}
         annotation = await TextWorldAnnotator().annotate(trajectory)
-        begin = start_prompt(trajectory.task, sheet, tell_facts=settings.tell_facts)
+        begin = start_prompt(trajectory.task, sheet, settings)
         assert all(name in begin for name in names if name in trajectory.start.text)
         for number, turn in enumerate(trajectory.transitions):
             now = current_sheet(sheet, annotation.notes[:number])

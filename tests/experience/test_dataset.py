@@ -33,7 +33,7 @@ from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.structured import unify_line_breaks
 from dreamgym.types import Annotation, Trajectory
 
-SETTINGS = PromptSettings(actor=AGENT)
+SETTINGS = PromptSettings(actor=AGENT, history=2, demonstrations=2, text_limit=400)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ async def test_demonstrations_never_come_from_the_examples_own_task(
 
 
 async def test_reasoning_and_sheet_can_be_left_out(recorded: list[Trajectory]) -> None:
-    bare = replace(SETTINGS, sheet=False, reasoning=False, history=0)
+    bare = SETTINGS.model_copy(update={"sheet": False, "reasoning": False, "history": 0})
     made = [example async for example in examples(recorded[:2], HouseholdAnnotator(), settings=bare)]
     steps = [example for example in made if example.position >= 0]
     assert all("fact:" not in each.prompt and "then:" not in each.prompt for each in steps)

@@ -66,7 +66,7 @@ async def test_a_right_verdict_and_other_reasoning_are_left_alone() -> None:
 
 async def test_a_model_that_never_learns_is_asked_a_bounded_number_of_times() -> None:
     spoken = ScriptedLanguageModel(lambda request: ". so, a = b: yes")
-    asked = ReasoningExperienceModel(spoken, name="x", settings=PromptSettings(), attempts=1)
+    asked = ReasoningExperienceModel(spoken, name="x", settings=PromptSettings(attempts=1))
     with pytest.raises(EpisodeFailedError, match="1 attempts"):
         await asked.predict(TASK, WorldSheet(facts=()), (), State(text="The hall."), "open safe")
     assert len(spoken.requests) == 8

@@ -45,9 +45,7 @@ async def _script(
     annotator = HouseholdAnnotator()
     for trajectory in trajectories:
         assert trajectory.sheet is not None
-        replies[start_prompt(trajectory.task, trajectory.sheet, actor=AGENT)] = start_text(
-            trajectory.start.text
-        )
+        replies[start_prompt(trajectory.task, trajectory.sheet, SETTINGS)] = start_text(trajectory.start.text)
         notes: tuple[Note, ...] = (await annotator.annotate(trajectory)).notes
         for question, note in zip(await step_questions(annotator, [trajectory]), notes, strict=True):
             step = question.transition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -173,7 +174,7 @@ def _fields(record: TaskRecord) -> dict[str, Any]:
         "episodes": record.episodes,
         "successes": record.successes,
         "entropy": record.entropy,
-        "lineage": origin.as_parameter() if origin else None,
+        "lineage": asdict(origin) if origin else None,
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from dreamgym.curriculum.task_filter import Rejection, TaskFilter
 from dreamgym.curriculum.task_pool import LINEAGE, Lineage, TaskPool
@@ -94,7 +94,7 @@ class LanguageModelTaskGenerator:
             seed=seed,
             reason=selection.reason if selection else "",
         )
-        return replace(chosen, parameters={**chosen.parameters, LINEAGE: origin.as_parameter()})
+        return replace(chosen, parameters={**chosen.parameters, LINEAGE: asdict(origin)})
 
     def _count(self, reason: Rejection, number: int = 1) -> None:
         if number:

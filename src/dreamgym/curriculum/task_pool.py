@@ -29,7 +29,7 @@ from dreamgym.curriculum.pool_events import (
 )
 from dreamgym.errors import ConfigError
 from dreamgym.files import AppendLog, read_log
-from dreamgym.types import JsonValue, RolloutGroup, Task
+from dreamgym.types import RolloutGroup, Task
 
 FILE = "tasks.jsonl"
 """The pool's file in a run directory."""
@@ -54,14 +54,6 @@ class Lineage:
     seed: int = 0
     reason: str = ""
     """Why it was selected among the candidates, in the generator's words."""
-
-    def as_parameter(self) -> dict[str, JsonValue]:
-        return {
-            "parent": self.parent,
-            "generator": self.generator,
-            "seed": self.seed,
-            "reason": self.reason,
-        }
 
 
 def lineage(task: Task) -> Lineage | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Self
 
@@ -10,29 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dreamgym.errors import DataError
 from dreamgym.files import AppendLog, read_log
-from dreamgym.types import Annotation, Change, Note, Trajectory
+from dreamgym.types import Annotation, Trajectory
 
 FILE = "annotations.jsonl"
-
-
-class _NoteRow(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    reasoning: str
-    ended: list[list[str]] = Field(default_factory=list)
-    begun: list[list[str]] = Field(default_factory=list)
 
 
 class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    schema_version: int = Field(ge=1, le=1)
+    schema_version: int = Field(1, ge=1, le=1)
     trajectory: str
     annotator: str
-    plan: str
-    success_mode: str
-    failure_mode: str
-    notes: list[_NoteRow]
+    annotation: Annotation
 
 
 class RecordedAnnotator:
@@ -78,7 +66,8 @@ class AnnotationStore:
         return _fits(self._rows.get((trajectory.id, annotator)), trajectory)
 
     def append(self, trajectory_id: str, annotator: str, annotation: Annotation) -> None:
-        self._log.append([_row(trajectory_id, annotator, annotation)])
+        row = _Row(trajectory=trajectory_id, annotator=annotator, annotation=annotation)
+        self._log.append([row.model_dump_json().encode()])
         self._rows[trajectory_id, annotator] = annotation
 
     def __enter__(self) -> Self:
@@ -95,38 +84,7 @@ def _decode(line: bytes) -> tuple[tuple[str, str], Annotation]:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "row"
         raise DataError(f"expected an annotation: {where}: {first['msg']}, got {line[:80]!r}") from None
-    return (row.trajectory, row.annotator), _decoded(row)
-
-
-def _decoded(row: _Row) -> Annotation:
-    return Annotation(
-        plan=row.plan,
-        success_mode=row.success_mode,
-        failure_mode=row.failure_mode,
-        notes=tuple(
-            Note(
-                reasoning=note.reasoning,
-                change=Change(ended=tuple(map(tuple, note.ended)), begun=tuple(map(tuple, note.begun))),
-            )
-            for note in row.notes
-        ),
-    )
-
-
-def _row(trajectory_id: str, annotator: str, annotation: Annotation) -> bytes:
-    row = {
-        "schema_version": 1,
-        "trajectory": trajectory_id,
-        "annotator": annotator,
-        "plan": annotation.plan,
-        "success_mode": annotation.success_mode,
-        "failure_mode": annotation.failure_mode,
-        "notes": [
-            {"reasoning": note.reasoning, "ended": note.change.ended, "begun": note.change.begun}
-            for note in annotation.notes
-        ],
-    }
-    return json.dumps(row, ensure_ascii=False).encode()
+    return (row.trajectory, row.annotator), row.annotation
 
 
 def _fits(annotation: Annotation | None, trajectory: Trajectory) -> bool:

@@ -144,7 +144,7 @@ def _examples_of(
         )
     sheet = trajectory.sheet or WorldSheet(facts=())
     yield Example(
-        prompt=start_prompt(trajectory.task, sheet, actor=settings.actor, tell_facts=settings.tell_facts),
+        prompt=start_prompt(trajectory.task, sheet, settings),
         reply=start_text(trajectory.start.text),
         trajectory_id=trajectory.id,
         position=START,

@@ -60,7 +60,6 @@ class ReasoningExperienceModel:
         grader: Grader | None = None,
         retriever: Retriever | None = None,
         refusals: Collection[str] = (),
-        attempts: int = 3,
         max_tokens: int = 400,
         cached_replies: int = 0,
     ) -> None:
@@ -75,7 +74,6 @@ class ReasoningExperienceModel:
         self._grader = grader or ModelVerdict()
         self._retriever = retriever
         self._refusals = frozenset(refusals)
-        self._attempts = attempts
         self._max_tokens = max_tokens
 
     @property
@@ -84,14 +82,13 @@ class ReasoningExperienceModel:
         return self._checked.corrections
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
-        settings = self._settings
-        text = start_prompt(task, sheet, actor=settings.actor, tell_facts=settings.tell_facts)
+        text = start_prompt(task, sheet, self._settings)
         return await ask_structured(
             self._model,
             CompletionRequest(prompt=text, max_tokens=self._max_tokens),
             lambda completion: State(text=parse_start(completion.text)),
             name=self.name,
-            attempts=self._attempts,
+            attempts=self._settings.attempts,
         )
 
     async def predict(
@@ -104,7 +101,7 @@ class ReasoningExperienceModel:
             CompletionRequest(prompt=text, max_tokens=self._max_tokens),
             lambda completion: replace(parse_reply(completion.text), confidence=_confidence(completion)),
             name=self.name,
-            attempts=self._attempts,
+            attempts=self._settings.attempts,
         )
         return await make_prediction(
             *(reply, task, sheet, state, action),

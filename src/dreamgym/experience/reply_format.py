@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dreamgym.config import ExperienceConfig
 from dreamgym.experience.world_sheet import fact_lines, object_kinds, relevant_facts, visible_names
 from dreamgym.structured import parse_error, unify_line_breaks
 from dreamgym.types import (
@@ -73,21 +74,14 @@ TellFacts = Callable[[WorldSheet, str], Sequence[str]]
 """Renders the facts of a sheet that an action (``start`` for the first state) needs, one line each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSettings:
-    """The parts of a prompt; each can be left out in an ablation."""
+class PromptSettings(ExperienceConfig):
+    """The settings of an experience model, and what its environment adds to a prompt."""
 
     actor: str | None = None
     """The agent's name in the sheet, where it has one."""
     tell_facts: TellFacts | None = None
     """Renders the facts that an action needs; by default `sheet_lines`."""
-    history: int = 2
-    """The number of newest transitions; the outcome of the newest is the state itself."""
-    demonstrations: int = 2
-    sheet: bool = True
-    reasoning: bool = True
-    text_limit: int = 400
-    """Characters of any one state in history, demonstrations and the present."""
+    demonstrations: int = 1
 
 
 def prompt(
@@ -218,12 +212,11 @@ def unescape(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
-def start_prompt(
-    task: Task, sheet: WorldSheet, *, actor: str | None = None, tell_facts: TellFacts | None = None
-) -> str:
+def start_prompt(task: Task, sheet: WorldSheet, settings: PromptSettings) -> str:
     """The prompt for the first state of an episode, with the facts that are visible at the start."""
-    if tell_facts is not None:
-        shown = list(tell_facts(sheet, "start"))
+    actor = settings.actor
+    if settings.tell_facts is not None:
+        shown = list(settings.tell_facts(sheet, "start"))
     else:
         around = [fact for fact in relevant_facts(sheet, "", actor=actor) if len(fact) > 2] if actor else []
         shown = [*fact_lines(around), *visible_names(sheet)]

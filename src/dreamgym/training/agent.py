@@ -85,7 +85,7 @@ class Agent:
         device: Device = "auto",
         seed: int = 0,
         **settings: Any,
-    ) -> Self:
+    ) -> Agent:
         """Load an agent by name.
 
         Args:
@@ -105,10 +105,10 @@ class Agent:
         given = {"model": model, "device": device, **adapter, **settings}
         config = Config(agent=validate(AgentConfig, given, prefix="agent."), seed=seed)
         with tempfile.TemporaryDirectory() as folder:
-            return cls._from(make_agent(config, list(data or ()), Path(folder)))
+            return make_agent(config, list(data or ()), Path(folder))
 
     @classmethod
-    def _load_run(cls, run: Path, step: int | None, device: Device, settings: Mapping[str, Any]) -> Self:
+    def _load_run(cls, run: Path, step: int | None, device: Device, settings: Mapping[str, Any]) -> Agent:
         begun = read_config(run)
         changed = begun.agent.model_dump() | {"device": device} | dict(settings)
         config = begun.model_copy(update={"agent": validate(AgentConfig, changed, prefix="agent.")})
@@ -117,14 +117,9 @@ class Agent:
         directory = RunDir(run)
         step = directory.selected_policy() if step is None else step
         weights = directory.policy_weights(step)
-        agent = cls._from(open_agent(config, run))
+        agent = open_agent(config, run)
         agent.restore(weights)
         agent.name = f"{run}@{step}"
-        return agent
-
-    @classmethod
-    def _from(cls, agent: Agent) -> Self:
-        assert isinstance(agent, cls)
         return agent
 
     @property

@@ -35,7 +35,7 @@ from dreamgym.training.experience_run import (
     inherit_settings,
     known_environment,
 )
-from dreamgym.types import RolloutGroup, Task, Trajectory, WorldSheet
+from dreamgym.types import RolloutGroup, Task, Trajectory
 
 _REFUSAL = "Nothing happens."
 """Where the environment names no text of its own."""
@@ -285,12 +285,7 @@ def _can_succeed(config: Config) -> TaskCheck | None:
             f"train.start_states=recombined: environment {config.environment.name!r} has no check that "
             "a task can succeed from other facts (can_succeed); use recorded"
         )
-    known = spec.can_succeed
-
-    def can_succeed(task: Task, sheet: WorldSheet) -> bool:
-        return known(task, sheet)
-
-    return can_succeed
+    return spec.can_succeed
 
 
 def _run_sync(coroutine: Any) -> Any:

@@ -157,19 +157,10 @@ def demonstrations_shown(name: str, config: Config, without: Collection[Part] = 
     return 0 if "demonstrations" in without else experience_run(name, config).k
 
 
-def prompt_settings(
-    config: ExperienceConfig, k: int, actor: str | None, environment: str | None
-) -> PromptSettings:
-    spec = known_environment(environment) if environment is not None else None
-    return PromptSettings(
-        actor=actor,
-        tell_facts=spec.tell_facts if spec is not None else None,
-        history=config.history,
-        demonstrations=k,
-        sheet=config.sheet,
-        reasoning=config.reasoning,
-        text_limit=config.text_limit,
-    )
+def prompt_settings(config: ExperienceConfig, k: int, actor: str | None, environment: str) -> PromptSettings:
+    spec = known_environment(environment)
+    tell_facts = spec.tell_facts if spec is not None else None
+    return PromptSettings(**config.model_dump(), actor=actor, tell_facts=tell_facts, demonstrations=k)
 
 
 def _load_fine_tuned(
@@ -199,7 +190,6 @@ def _load_fine_tuned(
         grader=grader,
         retriever=retriever,
         refusals=run.refusals,
-        attempts=settings.attempts,
         cached_replies=cached_replies,
     )
 
