@@ -239,13 +239,7 @@ async def evaluate(
         make_policy = agent.policy_factory(temperature=chosen if temperature is None else temperature)
     assert callable(make_policy)
     return await evaluation.evaluate(
-        _factory(environment),
-        make_policy,
-        split=split,
-        episodes=episodes,
-        seed=seed,
-        policy=name,
-        **settings,
+        _factory(environment), make_policy, split=split, episodes=episodes, seed=seed, policy=name, **settings
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from dreamgym.errors import ConfigError
 
+Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 HF_PREFIX = "hf:"
 """Begins the name of a model that transformers loads: a folder, or a name on the hub."""
 DEFAULT_KEY = "DREAMGYM_API_KEY"
@@ -53,11 +54,7 @@ class ReplayConfig(Section):
     index: Literal["auto", "exact", "approximate"] = "auto"
     exact_limit: int = Field(300_000, ge=0, description="rows of one environment up to which auto is exact")
     capacity: int | None = Field(None, ge=1, description="rows kept; synthetic ones are evicted first")
-    k: int | None = Field(
-        None,
-        ge=0,
-        description="demonstrations in an experience model's prompt; None: 1 if fine-tuned, 8 if prompted",
-    )
+    k: int | None = Field(None, ge=0, description="demonstrations; None: 1 if fine-tuned, 8 if prompted")
     max_synthetic: int | None = Field(None, ge=0, description="synthetic demonstrations among the k")
 
     def demonstrations(self, *, prompted: bool) -> int:
@@ -80,24 +77,15 @@ class ExperienceConfig(Section):
     """The fine-tuned experience model: its weights, its fine-tuning and its prompt."""
 
     model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
-    family: Literal["lfm2", "llama"] = Field(
-        "lfm2", description="architecture of a model from scratch: convolutions and attention, or attention"
-    )
+    family: Literal["lfm2", "llama"] = Field("lfm2", description="architecture of a model from scratch")
     vocabulary: int = Field(1024, ge=300, description="tokens of a model from scratch")
-    adapter: Literal["none", "lora"] = Field(
-        "none", description="what learns of pretrained weights: all, or LoRA"
-    )
+    adapter: Literal["none", "lora"] = Field("none", description="train all pretrained weights, or LoRA")
     lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices; alpha is twice the rank")
-    learning_rate: float | None = Field(
-        None, gt=0, description="None: 3e-3 from scratch, 2e-5 for pretrained weights, 2e-4 for LoRA"
-    )
+    learning_rate: float | None = Field(None, gt=0, description="None: 3e-3; pretrained 2e-5, LoRA 2e-4")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="of matrix products; auto: bf16 for pretrained weights on a GPU, else fp32"
-    )
+    precision: Precision = Field("auto", description="auto: bf16 for pretrained weights on a GPU, else fp32")
     exchange_numbers: bool = Field(
-        True,
-        description="exchange numbers in the examples of a model from scratch, so that it copies them",
+        True, description="exchange numbers in the examples of a model from scratch, so that it copies them"
     )
 
     steps: int = Field(1500, ge=1, description="weight updates")
@@ -139,24 +127,14 @@ class AgentConfig(Section):
 
     model: str = Field("tiny", description="nano, tiny or small from scratch, or hf:NAME_OR_PATH")
     vocabulary: int = Field(2048, ge=300, description="tokens of a model from scratch")
-    adapter: Literal["none", "lora"] = Field(
-        "none", description="train all pretrained weights, or a LoRA adapter"
-    )
+    adapter: Literal["none", "lora"] = Field("none", description="train all pretrained weights, or LoRA")
     lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices; alpha is twice the rank")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="of matrix products; auto: bf16 for pretrained weights on a GPU, else fp32"
-    )
-    gradient_checkpointing: bool = Field(
-        False, description="recompute layers in the backward pass: less memory, a third more time"
-    )
-    history: int = Field(
-        20, ge=0, description="most transitions in a prompt (the first state is always there); 0: all"
-    )
+    precision: Precision = Field("auto", description="auto: bf16 for pretrained weights on a GPU, else fp32")
+    gradient_checkpointing: bool = Field(False, description="less memory, a third more time")
+    history: int = Field(20, ge=0, description="transitions in a prompt, after the first state; 0: all")
     show_actions: Literal["never", "now", "always"] = Field(
-        "never",
-        description="admissible actions in the prompt: none, of the present state (the next prompt then does "
-        "not extend this one), or of every state; the dream lists none",
+        "never", description="admissible actions in the prompt, of the present or of every state"
     )
     enforce_actions: bool = Field(False, description="constrain replies to the admissible actions")
     thought: bool = Field(False, description="a thought before each action, on the same line")
@@ -185,9 +163,7 @@ class LearnerConfig(Section):
         "grpo", description="dpo: no rollouts, only pairs of a recorded success and failure on one task"
     )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
-    muon_lr: float | None = Field(
-        None, gt=0, description="if set, weight matrices use Muon at this rate (models from scratch)"
-    )
+    muon_lr: float | None = Field(None, gt=0, description="of Muon for weight matrices (models from scratch)")
     warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped at this norm")
     micro_tokens: int = Field(8192, ge=1, description="tokens per forward and backward pass; bounds memory")
@@ -196,29 +172,19 @@ class LearnerConfig(Section):
     clip_low: float = Field(0.2, ge=0, lt=1, description="lower bound of the importance ratio is 1 - this")
     clip_high: float = Field(0.28, ge=0, description="upper bound is 1 + this; above clip_low: DAPO")
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL term to the initial policy")
-    kl_bias_correction: bool = Field(
-        False, description="weight the KL term by the importance ratio for an unbiased gradient"
-    )
+    kl_bias_correction: bool = Field(False, description="weight the KL term by the importance ratio")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     old_logprobs: Literal["recorded", "recomputed"] = Field(
-        "recomputed",
-        description="log-probs for importance ratios: recomputed before the update, or as recorded when "
-        "sampled, which differ in the last bits",
+        "recomputed", description="for importance ratios; recorded ones differ in the last bits"
     )
     loss_normalization: Literal["token", "trajectory", "constant"] = Field(
         "token", description="mean over tokens (DAPO), per trajectory (GRPO), or a constant (Dr. GRPO)"
     )
     scale_by_std: bool = Field(True, description="GRPO: divide advantages by the group's standard deviation")
-    step_weight: float = Field(
-        0.0, ge=0, description="GRPO: weight of the step advantage among turns in the same state (GiGPO's ω)"
-    )
+    step_weight: float = Field(0.0, ge=0, description="GRPO: weight of the step advantage (GiGPO's ω)")
     refusal_penalty: float = Field(0.0, ge=0, description="subtracted from the reward of a refused turn")
-    repeat_penalty: float = Field(
-        0.0, ge=0, description="subtracted from the reward of a turn that returns to an earlier state"
-    )
-    negative_advantage_weight: float = Field(
-        1.0, ge=0, description="factor of negative advantages; 0: learn from positive ones only (RAFT++)"
-    )
+    repeat_penalty: float = Field(0.0, ge=0, description="likewise, for returning to an earlier state")
+    negative_advantage_weight: float = Field(1.0, ge=0, description="0: only positive advantages (RAFT++)")
     gamma: float = Field(0.95, gt=0, le=1, description="discount per turn: PPO, and GRPO's step advantage")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
     value_coef: float = Field(0.5, ge=0, description="PPO: weight of the value loss")
@@ -230,41 +196,25 @@ class TrainConfig(Section):
     """One training run: environment, tasks, length, output."""
 
     out: Path = Field(Path("runs/agent"), description="run directory")
-    data: list[str] = Field(
-        ["builtin:alfworld"], description="offline trajectories for warm start, tasks and world sheets"
-    )
-    mode: Literal["dream", "real"] = Field(
-        "dream", description="train in the synthetic or in the real environment"
-    )
-    experience: str | None = Field(
-        None, description="experience model: its run directory, or endpoint:NAME or hf:NAME_OR_PATH"
-    )
+    data: list[str] = Field(["builtin:alfworld"], description="trajectories: warm start, tasks, world sheets")
+    mode: Literal["dream", "real"] = Field("dream", description="the environment to train in")
+    experience: str | None = Field(None, description="run directory, endpoint:NAME or hf:NAME_OR_PATH")
     reward: str = Field(
         "auto",
-        description="reward in the dream: model, sheet, or a judge (endpoint:NAME, hf:NAME_OR_PATH); "
-        "auto: sheet where the environment defines goals on world sheets, else model",
+        description="grader in the dream: model, sheet, a judge (endpoint:NAME, hf:NAME_OR_PATH), or auto: "
+        "sheet where the environment defines goals on world sheets, else model",
     )
     start_states: Literal["recorded", "recombined"] = Field(
         "recorded", description="world sheets as recorded, or with objects placed anew within their room"
     )
-    horizon: int | None = Field(
-        None, ge=1, description="actions per synthetic episode; by default as in the real environment"
-    )
-    init_from: str | None = Field(
-        None, description="RUN or RUN@STEP whose policy training starts from, instead of a warm start"
-    )
+    horizon: int | None = Field(None, ge=1, description="actions per synthetic episode; None: as in reality")
+    init_from: str | None = Field(None, description="RUN or RUN@STEP to start from, without a warm start")
     warm_start_steps: int = Field(300, ge=0, description="SFT updates on recorded successes")
     warm_start_batch_size: int = Field(16, ge=1, description="trajectories per SFT update")
-    warm_start_lr: float | None = Field(
-        None, gt=0, description="AdamW; None: 3e-3 from scratch, 2e-5 for pretrained weights, 2e-4 for LoRA"
-    )
-    warm_start_muon_lr: float | None = Field(
-        None, gt=0, description="Muon for matrices; None: 0.02 from scratch, no Muon for pretrained weights"
-    )
+    warm_start_lr: float | None = Field(None, gt=0, description="None: 3e-3; pretrained 2e-5, LoRA 2e-4")
+    warm_start_muon_lr: float | None = Field(None, gt=0, description="None: 0.02 from scratch, else no Muon")
     split: str = Field("train", description="split of the training tasks")
-    tasks_from: Literal["data", "environment"] = Field(
-        "data", description="tasks of the trajectories, or new ones of the real environment"
-    )
+    tasks_from: Literal["data", "environment"] = Field("data", description="environment: needs mode real")
     num_tasks: int | None = Field(None, ge=1, description="number of training tasks; None for all")
     steps: int = Field(100, ge=0, description="training steps")
     real_steps: int | None = Field(None, ge=1, description="stop after this many real environment steps")
@@ -289,13 +239,9 @@ class CurriculumConfig(Section):
     """Task generation: how many tasks, when, and from which."""
 
     generator: str = Field(
-        "auto",
-        description="model that writes tasks: experience (the same weights), hf:NAME_OR_PATH, endpoint:NAME, "
-        "none, or auto: experience where the environment can check new tasks",
+        "auto", description="experience (the same weights), hf:NAME_OR_PATH, endpoint:NAME, none or auto"
     )
-    generated_fraction: float = Field(
-        0.25, ge=0, le=1, description="largest share of generated tasks per step (the paper's λ)"
-    )
+    generated_fraction: float = Field(0.25, ge=0, le=1, description="largest share of a step (the paper's λ)")
     every: int = Field(5, ge=1, description="steps between rounds of generation")
     sources: int = Field(4, ge=1, description="tasks varied per round, highest reward entropy first")
     candidates: int = Field(8, ge=1, description="variations requested per task, up to three times")

@@ -94,9 +94,6 @@ def _departure(dream: Trajectory, real: Replay) -> Departure | None:
         told = real.outcomes[number].next_state.text if number < len(real.outcomes) else "(over)"
         if told != turn.outcome.next_state.text:
             return Departure(
-                action=turn.action,
-                dreamt=turn.outcome.next_state.text,
-                real=told,
-                success=dream.success,
+                action=turn.action, dreamt=turn.outcome.next_state.text, real=told, success=dream.success
             )
     return None

@@ -19,16 +19,7 @@ from dreamgym.evaluation.async_map import OnCount, ask_all
 from dreamgym.evaluation.statistics import Estimate, share_of_episodes
 from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel
-from dreamgym.types import (
-    FailureKind,
-    Outcome,
-    Provenance,
-    State,
-    Task,
-    Trajectory,
-    Transition,
-    WorldSheet,
-)
+from dreamgym.types import FailureKind, Outcome, Provenance, State, Task, Trajectory, Transition, WorldSheet
 
 _UNTOLD = WorldSheet(facts=())
 

@@ -25,16 +25,7 @@ from dataclasses import dataclass
 from dreamgym.config import ExperienceConfig
 from dreamgym.experience.world_sheet import fact_lines, object_kinds, relevant_facts, visible_names
 from dreamgym.structured import parse_error, unify_line_breaks
-from dreamgym.types import (
-    Change,
-    Demonstration,
-    Fact,
-    Note,
-    Outcome,
-    Task,
-    Transition,
-    WorldSheet,
-)
+from dreamgym.types import Change, Demonstration, Fact, Note, Outcome, Task, Transition, WorldSheet
 
 _REPLY = re.compile(
     r"\A\s*think: (?P<think>[^\n]*)\nchange:(?P<change>[^\n]*)\n"

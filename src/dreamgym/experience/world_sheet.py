@@ -153,13 +153,9 @@ _SHOWN = _patterns(
     ("heatable", "You heat the NAME using"),
     ("coolable", "You cool the NAME using"),
 )
-_ENDED = _patterns(
-    (INSIDE, "You pick up the NAME from the NAME"),
-    ("opened", "You close the NAME"),
-)
+_ENDED = _patterns((INSIDE, "You pick up the NAME from the NAME"), ("opened", "You close the NAME"))
 _BEGUN = _patterns(
-    (INSIDE, "You (?:move|put) the NAME (?:to|in/on) the NAME"),
-    ("opened", "You open the NAME"),
+    (INSIDE, "You (?:move|put) the NAME (?:to|in/on) the NAME"), ("opened", "You open the NAME")
 )
 
 

@@ -71,8 +71,6 @@ class GRPO(PolicyGradient):
             rewards = ([turn.outcome.reward for turn in each.transitions] for each in group.trajectories)
             returns = [each for of in rewards for each in discounted_returns(of, config.gamma)]
             advantages = advantages + config.step_weight * step_advantages(
-                [turn.state.text for turn in turns],
-                torch.tensor(returns),
-                scale_by_std=config.scale_by_std,
+                [turn.state.text for turn in turns], torch.tensor(returns), scale_by_std=config.scale_by_std
             )
         return advantages

@@ -15,12 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from dreamgym.agents import (
-    LanguageModelPolicy,
-    next_prompt_tokens,
-    prompt_reply_pairs,
-    tokenize,
-)
+from dreamgym.agents import LanguageModelPolicy, next_prompt_tokens, prompt_reply_pairs, tokenize
 from dreamgym.config import HF_PREFIX, AgentConfig, Config, TrainConfig, validate
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.files import atomic_directory

@@ -30,11 +30,7 @@ from dreamgym.training.experience_loading import (
     known_starts,
     load_experience_model,
 )
-from dreamgym.training.experience_run import (
-    DEFAULT_HORIZON,
-    inherit_settings,
-    known_environment,
-)
+from dreamgym.training.experience_run import DEFAULT_HORIZON, inherit_settings, known_environment
 from dreamgym.types import RolloutGroup, Task, Trajectory
 
 _REFUSAL = "Nothing happens."

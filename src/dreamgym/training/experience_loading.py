@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dreamgym.config import (
-    Config,
-    ExperienceConfig,
-    Part,
-    PromptedConfig,
-)
+from dreamgym.config import Config, ExperienceConfig, Part, PromptedConfig
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
 from dreamgym.experience.model import ReasoningExperienceModel
@@ -92,8 +87,7 @@ def load_experience_model(
         )
     else:
         model = _load_fine_tuned(
-            *(Path(name), run, grading, retriever, without),
-            cached_replies=cached_replies,
+            *(Path(name), run, grading, retriever, without), cached_replies=cached_replies
         )
     return LoadedExperienceModel(model=model, run=run, grader=grader, prompted=prompted, models=models)
 

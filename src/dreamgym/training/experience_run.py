@@ -11,12 +11,7 @@ from typing import Any, Self
 from dreamgym.config import Config, EnvironmentConfig, ExperienceConfig, Section, validate
 from dreamgym.data.datasets import PREFIX as BUILTIN
 from dreamgym.data.datasets import builtin_dataset
-from dreamgym.envs.registry import (
-    EnvironmentSpec,
-    environment_horizon,
-    environment_names,
-    find_environment,
-)
+from dreamgym.envs.registry import EnvironmentSpec, environment_horizon, environment_names, find_environment
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import atomic_write
 from dreamgym.models.registry import names_language_model

@@ -57,11 +57,7 @@ def read_metrics(path: Path, kind: str | None = None) -> list[Row]:
 
 
 def train_row(
-    step: int,
-    report: GroupReport,
-    update: Mapping[str, Any],
-    *,
-    refusals: Collection[str] = (),
+    step: int, report: GroupReport, update: Mapping[str, Any], *, refusals: Collection[str] = ()
 ) -> Row:
     """The metrics of one training step; shares and means are over its episodes or turns."""
     members = [each for group in report.groups for each in group.trajectories]

@@ -53,11 +53,7 @@ class LoadedModel:
 
 
 def load_model(
-    settings: ExperienceConfig,
-    corpus: Sequence[Example],
-    seed: int,
-    *,
-    names: Sequence[Collection[str]] = (),
+    settings: ExperienceConfig, corpus: Sequence[Example], seed: int, *, names: Sequence[Collection[str]] = ()
 ) -> LoadedModel:
     """The model that an experience model is fine-tuned from; see `EnvironmentSpec.exchangeable` for
     `names`."""

@@ -16,11 +16,7 @@ from typing import Any
 from dreamgym.config import Config
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
-from dreamgym.envs.registry import (
-    EnvironmentSpec,
-    environment_horizon,
-    open_environment,
-)
+from dreamgym.envs.registry import EnvironmentSpec, environment_horizon, open_environment
 from dreamgym.envs.synthetic import StartFor
 from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import Evaluation, evaluate, validation_split
