@@ -1,8 +1,7 @@
 """The public functions: each stage of DreamGym in one call.
 
-An environment is a name, an `EnvironmentFactory`, a class with `start` and `step`, or a `gymnasium.Env`
-(`envs.registry.as_environment`). Data are trajectories, files and directories of them, or ``builtin:NAME``.
-Keyword settings are those of the configuration; one that is not passed has the value that the commands use.
+An environment is a name, an `EnvironmentFactory`, a class with `start` and `step`, or a `gymnasium.Env`. Data
+are trajectories, files and directories of them, or ``builtin:NAME``. Settings are those of the configuration.
 """
 
 from __future__ import annotations

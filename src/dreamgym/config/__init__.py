@@ -1,8 +1,5 @@
-"""Every setting of a run, declared once, validated once and frozen.
-
-Values come from the default, then the TOML file, then ``--set section.key=value``; later ones win. An unknown
-key is refused with the nearest existing one before anything starts.
-"""
+"""Every setting, declared once and frozen: the default, then the TOML file, then ``--set
+section.key=value``."""
 
 from dreamgym.config.loader import config_json, load_config, nearest_name, settings, validate
 from dreamgym.config.sections import (

@@ -1,8 +1,5 @@
-"""The curriculum: a task source that samples a task pool and adds generated tasks to it.
-
-One step is `sample`, then `record`. Every few steps, variations of the tasks with the highest reward entropy
-join the pool.
-"""
+"""The curriculum: a task source that samples a task pool and adds variations of the most informative
+tasks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Reward entropy (the paper's Eq. 7): the variance of a task's returns, per rollout group or task cluster.
-
-It is zero for a task that always succeeds or always fails, and highest for one that succeeds half the time.
-GRPO samples a group of rollouts per task. PPO does not: there, similar tasks form a cluster.
-"""
+"""Reward entropy (the paper's Eq. 7): the variance of a task's returns, per rollout group (GRPO) or, where
+there are no groups (PPO), per cluster of similar tasks."""
 
 from __future__ import annotations
 

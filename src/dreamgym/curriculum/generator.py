@@ -1,8 +1,5 @@
-"""The task generator (the paper's M_task): valid variations of the most informative tasks.
-
-For each task, a proposer writes candidates, the task filter keeps the valid ones, and the proposer selects
-one of those. The paper selects among all candidates; a selected candidate that is not valid would be lost.
-"""
+"""The task generator (the paper's M_task): a proposer writes candidates, the task filter keeps the valid
+ones, and the proposer selects one of those. (In the paper it selects first.)"""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The task filter: checks that a candidate is well-formed, new and possible.
-
-The paper asks its model for tasks that are feasible and different, and trusts it. Here the environment
-parses a candidate by its own rules. A candidate is rejected if the pool or the evaluation holds an equivalent
-task, or if no world sheet is found on which it can succeed.
-"""
+"""The task filter: checks that a candidate is well-formed by the environment's own rules, new and possible,
+where the paper trusts its model."""
 
 from __future__ import annotations
 

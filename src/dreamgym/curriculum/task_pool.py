@@ -1,8 +1,5 @@
-"""The task pool: seed tasks and generated tasks, their results so far, and which are sampled next.
-
-With a file, every change is on disk when the method returns. Statistics and samples are computed from the
-rows alone, so a resumed run samples the same tasks as one that never stopped.
-"""
+"""The task pool: seed tasks and generated tasks, their results so far, and which are sampled next. All of it
+is computed from the rows of its file, so a resumed run samples the same tasks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Models that propose variations of a task: any language model by prompt, or the fine-tuned experience model.
-
-Model text is untrusted: a reply that cannot be parsed is counted, never guessed at, and never raises.
-"""
+"""Models that propose variations of a task: any language model by prompt, or the fine-tuned experience
+model."""
 
 from __future__ import annotations
 

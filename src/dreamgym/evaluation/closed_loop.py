@@ -149,10 +149,8 @@ class DriftPoint:
 
 
 def drift_by_step(trajectories: Sequence[Trajectory], dreams: Sequence[Replay]) -> tuple[DriftPoint, ...]:
-    """Compare real episodes with the dreams of their own actions, step by step.
-
-    A dream that ended or failed earlier than the real episode has no state there, which is not exact.
-    """
+    """Compare real episodes with the dreams of their own actions, step by step. A dream that ended
+    earlier than the real episode is not exact there."""
     matches: list[list[bool]] = []
     for trajectory, dream in zip(trajectories, dreams, strict=True):
         real = [trajectory.start.text, *(step.outcome.next_state.text for step in trajectory.transitions)]
@@ -241,11 +239,8 @@ class ReplaySpread:
 
 
 def replay_spread(dreams: Sequence[Replay], *, repeats: int) -> ReplaySpread:
-    """Compare repeats of the same lists: `dreams` holds all lists once, then all again, and so on.
-
-    Dream them in one call, as a rollout group would be: a model whose answers depend on what else it is
-    asked at the time shows it only then.
-    """
+    """Compare repeats of the same lists: `dreams` holds all lists once, then all again, and so on. Make
+    them in one call: a model whose replies depend on its other requests shows it only then."""
     if repeats < 2 or len(dreams) % repeats:
         raise ValueError(f"expected the same lists at least 2 times, got {len(dreams)} dreams, {repeats=!r}")
     lists = len(dreams) // repeats

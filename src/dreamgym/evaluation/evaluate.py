@@ -1,8 +1,5 @@
-"""The success rate of a policy in the real environment, and its paired difference to another one.
-
-Split, seed and number determine an episode: task and randomness are the same for every policy. So two
-policies are compared episode by episode, which needs far fewer episodes than two independent shares.
-"""
+"""The success rate of a policy in the real environment, and its difference to another one on the same
+episodes: split, seed and number determine task and randomness of an episode for every policy."""
 
 from __future__ import annotations
 
@@ -112,17 +109,8 @@ async def evaluate(
     on_episode: Callable[[], None] | None = None,
     keep: Path | None = None,
 ) -> Evaluation:
-    """Play episodes of one split with one policy.
-
-    Args:
-        seed: chooses the tasks and their randomness.
-        concurrency: concurrent episodes.
-        retries: of an episode whose environment failed.
-        policy: its name in the result.
-        on_episode: called at the end of each episode.
-        keep: directory for the trajectories, of this policy and these arguments only. Episodes in it are not
-            played again, so an interrupted evaluation resumes.
-    """
+    """Play episodes of one split with one policy. The directory `keep` holds the trajectories of this
+    policy and these arguments: an interrupted evaluation resumes from it."""
     began = time.perf_counter()
     metered = StepCounter(factory, on_end=on_episode)
     tasks = await tasks_of(factory, split, episodes, seed)

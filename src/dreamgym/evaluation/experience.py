@@ -54,13 +54,10 @@ def evaluate_experience(
 
     Args:
         episodes: the number of trajectories, sampled by the seed; by default all.
-        only_held_out: measure on held-out tasks only; a prompted model takes its demonstrations from the
-            other tasks.
-        annotations: the directory of the annotations of its annotator; by default that of its run.
+        only_held_out: only held-out tasks; a prompted model takes its demonstrations from the others.
+        annotations: directory of the annotations of its annotator; by default that of its run.
         judge: a language model that scores synthetic episodes by rubrics.
-        buffer: a replay buffer for the demonstrations; by default the run's own.
         without: parts that its prompts leave out.
-        log: receives what a user should know about the measurement.
     """
     found = [trajectory for source in data for trajectory in read_trajectories(source)]
     environment_of_data(config.environment.name, found)

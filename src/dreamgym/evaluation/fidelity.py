@@ -91,13 +91,8 @@ async def measure_fidelity(
 
     Args:
         judge: scores synthetic episodes by the paper's rubrics, if given.
-        gamma: discount of the return gap.
         repeats: synthetic episodes per action list, for the replay spread.
         near_misses: also try action lists with one action left out for dream → real.
-        seed: chooses the action that each near miss leaves out.
-        concurrency: concurrent predictions.
-        real_concurrency: concurrent real episodes.
-        on_stage: receives the progress of each stage.
     """
 
     def counter(stage: str) -> OnCount | None:
@@ -141,11 +136,8 @@ async def measure_fidelity(
 
 
 def save_fidelity(fidelity: Fidelity, folder: Path, how: dict[str, Any]) -> dict[str, Any]:
-    """Write fidelity.json, the table fidelity.md and the plot drift.svg; returns the content of the first.
-
-    Args:
-        how: the conditions of the measurement; the parts in `without` are also in the file names.
-    """
+    """Write fidelity.json, fidelity.md and drift.svg; returns the content of the first. The parts left
+    out, ``how["without"]``, are also in the file names."""
     suffix = "".join(f"-no-{part}" for part in how["without"])
     names = {"table": f"fidelity{suffix}.md", "plot": f"drift{suffix}.svg"}
     result = {**fidelity.to_dict(), "asked": how, "files": names}

@@ -1,7 +1,4 @@
-"""Mean scores of many predictions on the paper's four rubrics, with the name of the judge.
-
-Scores of different judges are not comparable.
-"""
+"""The paper's four rubrics over many predictions: mean scores, with the name of the judge."""
 
 from __future__ import annotations
 

@@ -57,13 +57,7 @@ async def evaluate_runs(
     temperature: float | None = None,
     on_episode: OnEpisode = lambda policy: None,
 ) -> RunEvaluation:
-    """Play the same real episodes with each policy; results and trajectories go into the run directory.
-
-    Args:
-        config: names the environment, and the settings of language models as agents.
-        split: by default the environment's evaluation split.
-        temperature: by default `agent.evaluation_temperature` of each policy.
-    """
+    """Play the same real episodes with each policy; results and trajectories go into the run directory."""
     found: list[Evaluation] = []
     notes = [note for name in names if not names_language_model(name) and (note := _unfinished(name))]
     factory = open_environment(config.environment.name, config.environment.options)

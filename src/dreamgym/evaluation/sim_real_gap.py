@@ -1,7 +1,4 @@
-"""The gap between success in the dream and success in reality: the quickest sign of a wrong dream.
-
-Success in the dream is a diagnostic, never a result.
-"""
+"""The gap between success in the dream, a diagnostic and never a result, and success in reality."""
 
 from __future__ import annotations
 

@@ -120,10 +120,8 @@ def _by_trajectory(rows: Iterable[tuple[str, float]]) -> tuple[np.ndarray, np.nd
 
 
 def _effective_size(sums: np.ndarray, counts: np.ndarray, share: float) -> float:
-    """How many independent rows would be as uncertain as these.
-
-    Where every row agrees the spread tells nothing, and each trajectory counts once: the careful choice.
-    """
+    """How many independent rows would be as uncertain as these; where every row agrees, the number of
+    trajectories."""
     trajectories, total = len(counts), float(counts.sum())
     if share in (0.0, 1.0) or trajectories == 1:
         return float(trajectories)

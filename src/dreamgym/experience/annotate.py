@@ -1,9 +1,5 @@
-"""Annotators: they explain recorded trajectories, as targets for fine-tuning an experience model.
-
-`LanguageModelAnnotator` sees the instruction, the steps and whether they succeeded. Its reply is strict JSON:
-the paper's tutorial, and one plan for each transition. Only the plans reach the experience model, so how an
-episode ended does not. `PlainAnnotator` needs no model.
-"""
+"""Annotators: they explain recorded trajectories, as targets for fine-tuning an experience model. Only the
+plans of the transitions reach it, so how an episode ended does not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""From annotated trajectories to training examples for the experience model (the paper's Eq. 5).
-
-An example is a prompt as at prediction time, and the reply to learn. Demonstrations are retrieved in the same
-way, and never from the same task, which would contain the answer. Validation examples are split off by task.
-"""
+"""From annotated trajectories to training examples (the paper's Eq. 5): a prompt as at prediction time and
+the reply to learn. Demonstrations never come from the same task, which would contain the answer."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
-"""The fine-tuned experience model: a language model that predicts the environment (the paper's Eq. 4).
-
-A prompt holds the task, the facts that the action touches, the newest history and the nearest demonstrations.
-The reply holds reasoning, changed facts, the next state and whether the episode ends. Comparisons and quotes
-in the reasoning are checked, and the model continues from the corrected text. The same prompt always gets the
-same reply.
-"""
+"""The fine-tuned experience model (the paper's Eq. 4). Comparisons and quotes in its reasoning are checked,
+and it continues from the corrected text. The same prompt always gets the same reply."""
 
 from __future__ import annotations
 

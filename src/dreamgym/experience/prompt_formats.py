@@ -1,8 +1,6 @@
-"""How a language model is prompted to predict an environment, and how its replies are parsed.
-
-`JsonFormat` states the paper's contract in words; the reply is one JSON object. Weights that were trained on
-another format need a `PromptFormat` of their own (`docs/guides/your-own-traces.md` has an example).
-"""
+"""How a language model is prompted to predict an environment, and how its replies are parsed. Weights that
+were trained on another format need a `PromptFormat` of their own (`docs/guides/your-own-traces.md` has an
+example)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The prompted experience model: any language model predicts the environment, without fine-tuning.
-
-A prompt holds the task, the facts that the action touches, history and demonstrations (the paper's Eq. 4) in
-the form of a `PromptFormat`. A reply that does not parse, or contradicts the facts in the prompt, is sent
-back once with what is wrong with it and then sampled again (`ask_structured`).
-"""
+"""The prompted experience model: any language model predicts the environment (the paper's Eq. 4), without
+fine-tuning. A reply that does not parse, or contradicts the facts, is repaired or sampled again."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Graders: three ways to reward an imagined action. The outcome records which one was used.
-
-A loop that trains both the policy and its grader learns to satisfy the grader. So grading is a role of its
-own: the experience model's own verdict (as in the paper), another language model that must quote evidence, or
-a check of the task on the world sheet where the environment has one.
-"""
+"""Graders: the experience model's own verdict (as in the paper), another language model that must quote
+evidence, or a check of the task on the world sheet. A loop that also trains its grader learns to satisfy the
+grader."""
 
 from __future__ import annotations
 

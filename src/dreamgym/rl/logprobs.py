@@ -1,8 +1,5 @@
-"""Log-probs of trained tokens under the current weights, and the hidden states that a value head reads.
-
-Only positions that predict a trained token go through the output layer, which is most of a small model's
-work and most of a large model's memory. A token that was sampled among allowed tokens is scored among them.
-"""
+"""Log-probs of trained tokens under the current weights, and hidden states for a value head. Only positions
+that predict a trained token go through the output layer."""
 
 from __future__ import annotations
 

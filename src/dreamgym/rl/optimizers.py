@@ -1,8 +1,5 @@
-"""Changes weights: gradients summed over micro-batches, clipped and applied by AdamW and Muon, resumable.
-
-A language model may serve the same weights at the same time, so they change in place and only within
-`updating`.
-"""
+"""Changes weights, in place and only within `updating`, since a language model may serve them at the same
+time: gradients summed over micro-batches, clipped and applied by AdamW and Muon, resumable."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Packs the turns of an episode into as few token sequences as possible.
-
-A turn's prompt often begins with all of the turn before. Then one forward pass over the longer text computes
-both. The last sampled token of a turn is predicted and never an input, so a closing token that the next
-prompt lacks does not end a sequence.
-"""
+"""Packs the turns of an episode into as few token sequences as possible: a prompt that begins with the whole
+turn before shares its forward pass. The last sampled token of a turn is predicted and never an input."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
-"""What GRPO and PPO share: rollout groups in, updated weights out.
-
-They differ in the advantages. Both then run several epochs over minibatches of trajectories with a clipped
-importance ratio per token.
-
-An update depends only on the settings, the weights, the groups and the number of the update, so a learner
-restored from its `state_dict` continues bit for bit.
-"""
+"""What GRPO and PPO share: epochs over minibatches of trajectories with a clipped importance ratio per token.
+An update depends only on settings, weights, groups and its number, so a restored learner continues bit for
+bit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Supervised fine-tuning on recorded replies: one trainer for policies and experience models.
-
-The loss is on the replies alone. A step depends only on the settings, the data and its number, dropout
-included, so a run that was stopped and resumed ends with the weights of one that never stopped.
-"""
+"""Supervised fine-tuning on recorded replies, for policies and experience models. A step depends only on
+settings, data and its number, dropout included, so a resumed run ends with the weights of one that never
+stopped."""
 
 from __future__ import annotations
 

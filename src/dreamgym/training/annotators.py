@@ -1,8 +1,5 @@
-"""Chooses the annotator of the trajectories that an experience model is fine-tuned on.
-
-It is the environment's own rules if it has any, a language model, annotations on disk, or the plain
-annotator. Annotations by a language model are stored, so that none is paid for twice.
-"""
+"""Chooses the annotator of the trajectories that an experience model is fine-tuned on. Annotations by a
+language model are stored, so that none is paid for twice."""
 
 from __future__ import annotations
 

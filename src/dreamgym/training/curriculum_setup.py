@@ -122,10 +122,8 @@ async def curriculum_of(
     experience_model: ExperienceModel,
     models: LanguageModels | None = None,
 ) -> tuple[Curriculum, StartFor] | None:
-    """The curriculum that a run's settings ask for, and the starts of the tasks it generates.
-
-    None where `auto` finds an experience model without weights that could write variations.
-    """
+    """The curriculum of a run and the starts of the tasks it generates; None where `auto` finds an
+    experience model without weights that could write variations."""
     assert spec.task_from_instruction is not None  # `generates` has checked it
     assert spec.can_succeed is not None
     known = (each for each in offline if each.task.environment == config.environment.name)

@@ -1,9 +1,5 @@
-"""Fine-tunes an experience model: trajectories in, a run directory with a model out.
-
-A run directory holds `run.json` (its settings), `checkpoint.pt`, `curve.json`, `model/` in the standard
-Hugging Face format and, if prompts show demonstrations, the replay buffer that they come from.
-`experience_loading.load_experience_model` needs nothing else.
-"""
+"""Fine-tunes an experience model: trajectories in, a run directory with `run.json`, `checkpoint.pt`,
+`curve.json`, `model/` in the Hugging Face format and the replay buffer of its demonstrations out."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Opens experience models: the run directory of a fine-tuned one, or a language model that is prompted.
-
-Wherever an experience model is named, a directory means a fine-tuned run; ``endpoint:``, ``openai:`` and
-``hf:`` mean a prompted language model (`docs/guides/your-own-traces.md`). `load_experience_model` opens both.
-What travels with a run (environment, options, splits, data, horizon, refusals, annotator) is its
-`ExperienceRun`.
-"""
+"""Opens experience models: a directory means a fine-tuned run; ``endpoint:`` and ``hf:`` mean a language
+model that is prompted. What travels with a run (environment, splits, data, horizon, annotator) is its
+`ExperienceRun`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The metrics of a run: one JSON object per step, append-only.
-
-A step that a crash undid is repeated and logged again; of two rows of the same step the last one counts.
-"""
+"""The metrics of a run: one JSON object per step, append-only; of two rows of the same step the last one
+counts."""
 
 from __future__ import annotations
 

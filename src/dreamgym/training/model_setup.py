@@ -1,7 +1,4 @@
-"""Loads models to train: from scratch with a tokenizer of the corpus, or pretrained, whole or with LoRA.
-
-Chooses learning rates, device and precision where the settings leave them open.
-"""
+"""Loads models to train, from scratch or pretrained, and chooses learning rates, device and precision."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Collapse monitors: warn, then stop a run that no longer learns.
-
-Each monitor tests the metrics of one step. A sign that lasts for `train.monitor_patience` steps is a warning;
-after twice as many the run stops. A good step resets the count.
-"""
+"""Collapse monitors: a sign that lasts for `train.monitor_patience` steps is a warning; after twice as many
+steps the run stops. A good step resets the count."""
 
 from __future__ import annotations
 

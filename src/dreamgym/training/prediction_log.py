@@ -1,8 +1,5 @@
-"""Writes `predictions.jsonl`: what the experience model used and changed in each step of the saved episodes.
-
-A trajectory file holds states, actions and reasoning. The demonstrations and changed facts behind a synthetic
-step are in `Outcome.info`, which trajectory files do not store. `dreamgym report` shows them from here.
-"""
+"""Writes `predictions.jsonl`: demonstrations and changed facts behind each synthetic step of the saved
+episodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Sim-to-real: continue training a policy from the dream in the real environment.
-
-It is a run of its own with the settings of the first run, but `train.mode = real`.
-"""
+"""Sim-to-real: a run of its own in the real environment, from the policy and with the settings of a run in
+the dream."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Smoke test of a language model as experience model: are its replies readable, and the same when asked
-again?
-
-A difference between two replays of the same actions is noise in the reward of a policy.
-"""
+"""Smoke test of a language model as experience model: do its replies parse, and are they the same when
+repeated? A difference between two replays of the same actions is noise in the reward of a policy."""
 
 from __future__ import annotations
 

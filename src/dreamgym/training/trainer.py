@@ -1,8 +1,5 @@
-"""Assembles and runs a training run: agent, warm start, environment, loop, summary.
-
-`train` resumes what its run directory holds. The real environment, the experience model and the task source
-may be passed as objects instead of opened by name.
-"""
+"""Assembles and runs a training run: agent, warm start, environment, loop, summary. It resumes what its
+directory holds."""
 
 from __future__ import annotations
 
@@ -105,11 +102,7 @@ def resolve_settings(config: Config) -> Config:
 
 
 def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentSpec | None:
-    """Check the settings before anything starts; returns the environment's spec, if it is registered.
-
-    Args:
-        has_experience_model: whether the caller passes one as an object.
-    """
+    """Check the settings before anything starts; returns the environment's spec, if it is registered."""
     chosen, name = config.train, config.environment.name
     if not config.agent.temperature:
         raise ConfigError("agent.temperature=0 leaves nothing to explore: training needs a value above 0")
@@ -159,14 +152,8 @@ async def train(
     start_for: StartFor | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Run or resume `config`; returns the content of `summary.json`.
-
-    Args:
-        real: the real environment, instead of the one in the settings; the caller closes it.
-        experience_model: instead of `config.train.experience`.
-        make_tasks: a task source, instead of the one in the settings.
-        start_for: the start states of tasks that it generates.
-    """
+    """Run or resume `config`; returns the content of `summary.json`. Objects replace what the settings
+    name; `start_for` gives the starts of tasks that the source of `make_tasks` generates."""
     config = with_absolute_paths(resolve_settings(config))
     spec = check(config, has_experience_model=experience_model is not None)
     offline = [found for source in config.train.data for found in read_trajectories(dataset_path(source))]
