@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
 
@@ -32,6 +32,10 @@ class FailureKind(StrEnum):
     SERVER_DOWN = "server_down"
     REFUSED = "refused"
     BUDGET = "budget"
+
+
+UNKNOWN_REWARD: Final = "unknown"
+"""`Outcome.reward_source` of a record that does not say how its episode ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +122,8 @@ class Outcome:
     """The experience model's explanation; None for a real environment."""
     confidence: float | None = None
     reward_source: str = "environment"
-    """The grader: ``environment``, ``model``, ``judge`` or ``sheet``."""
+    """The grader: ``environment``, ``model``, ``judge``, ``sheet``, or ``unknown`` for an ingested record
+    that does not say how its episode ended."""
     info: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Diagnostics, as in Gymnasium; never an input of a policy or a learner, and not stored in a buffer.
     A synthetic environment adds ``demonstrations``, ``change``, ``refused`` and ``sheet`` (the facts before
@@ -127,6 +132,11 @@ class Outcome:
     @property
     def over(self) -> bool:
         return self.terminated or self.truncated
+
+    @property
+    def graded(self) -> bool:
+        """Whether reward and success are known."""
+        return self.reward_source != UNKNOWN_REWARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +189,11 @@ class Trajectory:
     @property
     def success(self) -> bool:
         return any(transition.outcome.success for transition in self.transitions)
+
+    @property
+    def graded(self) -> bool:
+        """Whether it is known to be a success or a failure."""
+        return all(transition.outcome.graded for transition in self.transitions)
 
     @property
     def total_reward(self) -> float:
@@ -264,7 +279,7 @@ class RetrievalFilter:
     exclude_trajectory: str | None = None
     exclude_task: str | None = None
     min_reward: float | None = None
-    """Smallest total reward of the trajectory a transition belongs to."""
+    """Smallest total reward of the trajectory a transition belongs to; an unknown reward is below any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

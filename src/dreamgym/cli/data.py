@@ -220,12 +220,19 @@ def _ending(trajectory: Trajectory) -> str:
     end = "unfinished"
     if last is not None and last.over:
         end = "terminated" if last.terminated else "truncated"
+    if not trajectory.graded:
+        return f"{end}, success and reward unknown, {len(trajectory)} steps"
     verdict = "success" if trajectory.success else "no success"
     return f"{end}, {verdict}, reward {trajectory.total_reward:g} in {len(trajectory)} steps"
 
 
 def _stats_row(kind: str, name: str, tally: Tally) -> list[Text]:
-    counts = [tally.episodes, f"{tally.success_rate:.1%}", tally.transitions, f"{tally.mean_steps:.1f}"]
+    counts = [
+        tally.episodes,
+        f"{tally.success_rate:.1%}" if tally.graded else "unknown",
+        tally.transitions,
+        f"{tally.mean_steps:.1f}",
+    ]
     return [console.visible(str(cell)) for cell in (kind, name, *counts)]
 
 

@@ -14,7 +14,7 @@ from dreamgym.cli import console
 from dreamgym.cli.options import Json
 from dreamgym.config import nearest_name
 from dreamgym.data.ingest import Defaults, detect, find_format
-from dreamgym.data.ingest.dialogue import NoReward, has_reward
+from dreamgym.data.ingest.dialogue import NoReward
 from dreamgym.data.trajectories import TrajectoryWriter, encode_trajectory
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.types import Trajectory
@@ -127,7 +127,7 @@ def _read(files: list[Path], defaults: Defaults, count: _Count, *, skip_bad: boo
                         raise
                     on_bad(error)
                     continue
-                if not has_reward(trajectory):
+                if not trajectory.graded:
                     count.without_reward[file] += 1
                     if defaults.no_reward == "skip":
                         continue

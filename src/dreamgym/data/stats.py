@@ -17,17 +17,20 @@ class Tally:
     """Counts of some episodes."""
 
     episodes: int = 0
+    graded: int = 0
+    """Episodes whose success is known."""
     successes: int = 0
     transitions: int = 0
 
     def count(self, trajectory: Trajectory) -> None:
         self.episodes += 1
+        self.graded += trajectory.graded
         self.successes += trajectory.success
         self.transitions += len(trajectory)
 
     @property
     def success_rate(self) -> float:
-        return self.successes / self.episodes if self.episodes else 0.0
+        return self.successes / self.graded if self.graded else 0.0
 
     @property
     def mean_steps(self) -> float:

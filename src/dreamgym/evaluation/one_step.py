@@ -173,7 +173,12 @@ async def predict_steps(
 def step_fidelity(records: Sequence[StepRecord], *, seconds: float) -> StepFidelity:
     """The numbers of these records, which depend on nothing but them."""
     answered = [(each, each.predicted) for each in records if each.predicted is not None]
-    errors = [(each.trajectory_id, abs(told.reward - each.real.reward)) for each, told in answered]
+    graded = [each for each in records if each.real.graded]
+    errors = [
+        (each.trajectory_id, abs(told.reward - each.real.reward))
+        for each, told in answered
+        if each.real.graded
+    ]
     confident = [(told.confidence, each.exact) for each, told in answered if told.confidence is not None]
     return StepFidelity(
         trajectories=len({each.trajectory_id for each in records}),
@@ -182,8 +187,8 @@ def step_fidelity(records: Sequence[StepRecord], *, seconds: float) -> StepFidel
         object_f1=mean_of_steps(
             (each.trajectory_id, each.object_f1) for each in records if each.object_f1 is not None
         ),
-        terminated=_agreement(records, "terminated"),
-        success=_agreement(records, "success"),
+        terminated=_agreement(graded, "terminated"),
+        success=_agreement(graded, "success"),
         hallucinated_objects=mean_of_steps(
             (each.trajectory_id, float(len(each.hallucinated))) for each, _ in answered
         ),

@@ -151,7 +151,7 @@ class LanguageModelAnnotator:
             "annotate.md",
             environment=trajectory.task.environment,
             instruction=trajectory.task.instruction,
-            success="yes" if trajectory.success else "no",
+            success="yes" if trajectory.success else "no" if trajectory.graded else "unknown",
             before=before,
             trajectory="\n\n".join(self._step_texts(trajectory, first, steps)),
             count=len(steps),

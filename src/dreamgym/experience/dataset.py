@@ -147,6 +147,9 @@ def _examples_of(
         position=START,
     )
     for position, (transition, note) in enumerate(zip(trajectory.transitions, annotation.notes, strict=True)):
+        retrieved = next(demonstrations)
+        if not transition.outcome.graded:  # a reply would state an end that the record does not
+            continue
         yield Example(
             prompt=prompt(
                 trajectory.task,
@@ -154,7 +157,7 @@ def _examples_of(
                 trajectory.transitions[:position],
                 transition.state.text,
                 transition.action,
-                next(demonstrations),
+                retrieved,
                 settings=settings,
             ),
             reply=reply_text(note, transition.outcome, reasoning=settings.reasoning),

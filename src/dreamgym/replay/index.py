@@ -113,7 +113,7 @@ class Partition:
         self._reset(dimension)
 
     def _reset(self, dimension: int) -> None:
-        self._keys, self._best_rewards = _Column(dimension), _Column()
+        self._keys, self._best_rewards = _Column(dimension), _Column()  # NaN for a key without rows
         self._rows: list[list[Row]] = []
         """Of each distinct key, oldest first."""
         self._numbers: dict[bytes, int] = {}
@@ -149,8 +149,8 @@ class Partition:
             numbers.append(number)
         self._order.extend(numbers)
         self._keys.extend(keys[new])
-        self._best_rewards.extend(np.full(len(new), -np.inf))
-        np.maximum.at(self._best_rewards.values, numbers, np.array([reward for _, reward, *_ in rows]))
+        self._best_rewards.extend(np.full(len(new), np.nan))
+        np.fmax.at(self._best_rewards.values, numbers, np.array([reward for _, reward, *_ in rows]))
         if self.ivf is not None and new:
             self.ivf.add(keys[new])
 
@@ -164,8 +164,8 @@ class Partition:
                 if not self._names[name]:
                     del self._names[name]
             if not self._rows[number]:
-                self._best_rewards.values[number] = -np.inf
-        if len(self) < before and np.isneginf(self._best_rewards.values).sum() > len(self.keys) // 4:
+                self._best_rewards.values[number] = np.nan
+        if len(self) < before and np.isnan(self._best_rewards.values).sum() > len(self.keys) // 4:
             self._compact()
 
     def _compact(self) -> None:
@@ -201,7 +201,7 @@ class Partition:
         """The k best rows for each key, by similarity, then by age. The filters have one minimum reward."""
         found: list[list[Hit]] = [[] for _ in filters]
         least, best = filters[0].min_reward, self._best_rewards.values
-        allowed = np.flatnonzero(best > -np.inf if least is None else best >= least)
+        allowed = np.flatnonzero(best >= (-np.inf if least is None else least))
         if not len(allowed):
             return found
         few = len(allowed) < len(best) // 8 or len(allowed) <= FEW_KEYS < len(best)

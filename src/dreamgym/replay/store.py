@@ -45,7 +45,7 @@ class Record:
     position: int
     """How many transitions of the episode came before."""
     trajectory_reward: float
-    """Total reward of the whole trajectory, by which retrieval may filter."""
+    """Total reward of the whole trajectory, by which retrieval may filter; -inf if it is unknown."""
     provenance: Provenance
 
     @property
@@ -68,7 +68,7 @@ def records(trajectory: Trajectory) -> tuple[Record, ...]:
             instruction=trajectory.task.instruction,
             trajectory_id=trajectory.id,
             position=position,
-            trajectory_reward=trajectory.total_reward,
+            trajectory_reward=trajectory.total_reward if trajectory.graded else -math.inf,
             provenance=trajectory.provenance,
         )
         for position, transition in enumerate(trajectory.transitions)
@@ -250,9 +250,9 @@ def check_addition(records: Sequence[Record], keys: Keys, dimension: int) -> Non
             raise DataError(f"expected the source 'real' or 'synthetic', got {record.provenance.source!r}")
         if record.position < 0:
             raise DataError(f"expected a position of at least 0, got {record.position}")
-        for value in (record.trajectory_reward, record.transition.outcome.reward):
-            if not math.isfinite(value):
-                raise DataError(f"{record.id!r}: expected a finite reward, got {value}")
+        rewards = (record.trajectory_reward, record.transition.outcome.reward)
+        if not (rewards[0] < math.inf and math.isfinite(rewards[1])):
+            raise DataError(f"{record.id!r}: expected finite rewards, got {rewards}")
 
 
 def round_keys(keys: Keys) -> npt.NDArray[np.float16]:

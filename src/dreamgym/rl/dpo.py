@@ -33,9 +33,12 @@ _DECAY_FRACTION = 0.5
 def preference_pairs(
     trajectories: Sequence[Trajectory], *, max_pairs: int | None = None, seed: int = 0
 ) -> list[Pair]:
-    """Pairs of a success and a failure on the same task, as many as a task has of the more frequent one."""
+    """Pairs of a success and a failure on the same task, as many as a task has of the more frequent one.
+
+    Trajectories of unknown success are left out.
+    """
     by_task: dict[str, tuple[list[Trajectory], list[Trajectory]]] = defaultdict(lambda: ([], []))
-    for trajectory in trajectories:
+    for trajectory in (each for each in trajectories if each.graded):
         by_task[trajectory.task.id][0 if trajectory.success else 1].append(trajectory)
     rng = Random(f"pairs/{seed}")
     pairs: list[Pair] = []

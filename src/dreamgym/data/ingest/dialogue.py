@@ -24,12 +24,11 @@ from typing import Any, Literal, TypeAlias
 
 from dreamgym.data.schema import dump_json, parse_json, shorten
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.types import JsonValue, Outcome, Provenance, State, Task, Trajectory, Transition
+from dreamgym.types import UNKNOWN_REWARD, JsonValue, Outcome, Provenance, State, Task, Trajectory, Transition
 
 EMPTY = "[empty reply]"
 NoReward: TypeAlias = Literal["keep", "fail", "success", "skip"]
-UNKNOWN_REWARD = "unknown"
-"""The reward source of a record that holds neither a reward nor a success."""
+"""What becomes of a record that holds neither a reward nor a success."""
 NO_REPLY = "[no reply]"
 END = "[end of episode]"
 
@@ -230,11 +229,6 @@ def make_trajectory(messages: Sequence[Message], header: Header, defaults: Defau
         transitions=_transitions(first, reading.turns, header, defaults.no_reward),
         provenance=provenance,
     )
-
-
-def has_reward(trajectory: Trajectory) -> bool:
-    """Whether a record said how its episode ended."""
-    return all(turn.outcome.reward_source != UNKNOWN_REWARD for turn in trajectory.transitions)
 
 
 def _transitions(

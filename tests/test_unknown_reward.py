@@ -1,0 +1,91 @@
+"""A record that does not say how its episode ended is neither a success nor a failure anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dreamgym.data.stats import stats
+from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.evaluation.one_step import StepRecord, step_fidelity
+from dreamgym.experience.annotate import PlainAnnotator
+from dreamgym.experience.dataset import examples
+from dreamgym.experience.reply_format import PromptSettings
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.rl.dpo import preference_pairs
+from dreamgym.training.warm_start import sample_successes
+from dreamgym.types import UNKNOWN_REWARD, RetrievalFilter, Trajectory
+from tests.replay.household import episode
+
+
+def ungraded(number: int) -> Trajectory:
+    trajectory = episode(number, task="task-0", reward=0.0)
+    *steps, last = trajectory.transitions
+    unknown = replace(last, outcome=replace(last.outcome, reward_source=UNKNOWN_REWARD))
+    return replace(trajectory, transitions=(*steps, unknown))
+
+
+SUCCESS, FAILURE = episode(1, task="task-0"), episode(2, task="task-0", reward=0.0)
+UNGRADED = ungraded(3)
+
+
+def test_a_warm_start_imitates_known_successes_only() -> None:
+    assert sample_successes([SUCCESS, FAILURE, UNGRADED], None, 0) == [SUCCESS]
+
+
+def test_a_preference_pair_never_rejects_a_trajectory_of_unknown_success() -> None:
+    assert preference_pairs([SUCCESS, UNGRADED]) == []
+    assert preference_pairs([SUCCESS, FAILURE, UNGRADED]) == [(SUCCESS, FAILURE)]
+
+
+async def test_the_experience_model_is_not_fine_tuned_on_an_unknown_end() -> None:
+    made = [
+        each.position
+        async for each in examples([UNGRADED], PlainAnnotator(), settings=PromptSettings(demonstrations=0))
+    ]
+    assert made == [-1, 0, 1, 2]  # the start and all but the last of four steps
+
+
+@pytest.mark.parametrize("min_reward", [-1.0, 0.0, 1.0])
+async def test_no_minimum_reward_admits_an_unknown_one(tmp_path: Path, min_reward: float) -> None:
+    with ReplayBuffer.open(tmp_path / "replay.sqlite") as buffer:
+        for each in (SUCCESS, FAILURE, UNGRADED):
+            await buffer.add(each)
+        step = UNGRADED.transitions[0]
+        query = [(step.state.text, step.action)]
+        plain = RetrievalFilter(environment="household")
+        (found,) = await buffer.search(query, k=12, filters=[plain])
+        assert {hit.trajectory_id for hit in found} == {SUCCESS.id, FAILURE.id, UNGRADED.id}
+        (found,) = await buffer.search(query, k=12, filters=[replace(plain, min_reward=min_reward)])
+        known = {each.id for each in (SUCCESS, FAILURE) if each.total_reward >= min_reward}
+        assert {hit.trajectory_id for hit in found} == known
+
+
+def test_fidelity_compares_reward_and_success_with_known_ones_only() -> None:
+    records = [
+        StepRecord(
+            trajectory_id=trajectory.id,
+            position=position,
+            action=step.action,
+            real=step.outcome,
+            predicted=step.outcome,
+            failure=None,
+            object_f1=None,
+            hallucinated=(),
+        )
+        for trajectory in (SUCCESS, UNGRADED)
+        for position, step in enumerate(trajectory.transitions)
+    ]
+    found = step_fidelity(records, seconds=1.0)
+    assert found.predictions == found.next_state_exact.count == 8
+    assert found.success.agreement.count == found.terminated.agreement.count == 7
+    assert found.reward_error.count == 7
+
+
+def test_the_success_rate_of_a_dataset_is_that_of_known_ends(tmp_path: Path) -> None:
+    with TrajectoryWriter(tmp_path) as writer:
+        writer.append([SUCCESS, FAILURE, UNGRADED])
+    total = stats(tmp_path).total
+    assert (total.episodes, total.graded, total.success_rate) == (3, 2, 0.5)
