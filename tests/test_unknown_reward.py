@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from dreamgym.config import Config
 from dreamgym.data.stats import stats
 from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.errors import ConfigError
 from dreamgym.evaluation.one_step import StepRecord, step_fidelity
 from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.experience.dataset import examples
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.rl.dpo import preference_pairs
-from dreamgym.training.warm_start import sample_successes
+from dreamgym.training.warm_start import make_sft
 from dreamgym.types import UNKNOWN_REWARD, RetrievalFilter, Trajectory
 from tests.replay.household import episode
 
@@ -32,7 +35,11 @@ UNGRADED = ungraded(3)
 
 
 def test_a_warm_start_imitates_known_successes_only() -> None:
-    assert sample_successes([SUCCESS, FAILURE, UNGRADED], None, 0) == [SUCCESS]
+    agent = Mock()
+    agent.tokenize.return_value = []
+    with pytest.raises(ConfigError, match="of 3 trajectories 1 succeed"):
+        make_sft(agent, [SUCCESS, FAILURE, UNGRADED], Config())
+    agent.tokenize.assert_called_once_with([SUCCESS])
 
 
 def test_a_preference_pair_never_rejects_a_trajectory_of_unknown_success() -> None:
