@@ -68,14 +68,17 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, matrices: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum})
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            for matrix in group["params"]:
-                if matrix.grad is not None:
-                    self._update(matrix, group["lr"], group["momentum"])
+            matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
+            update = functools.partial(self._update, lr=group["lr"], decay=group["momentum"])
+            if matrices and runs_in_parallel(matrices):
+                list(_pool(torch.get_num_threads()).map(update, matrices))
+            else:
+                list(map(update, matrices))
 
-    def _update(self, matrix: Tensor, lr: float, decay: float) -> None:
+    @torch.no_grad()
+    def _update(self, matrix: Tensor, *, lr: float, decay: float) -> None:
         assert matrix.grad is not None
         state = self.state[matrix]
         if not state:
@@ -132,9 +135,7 @@ def accumulate(
         return dict(sums)
     for loss, metrics, gradients in _pool(threads).map(functools.partial(_gradients, trained), losses):
         _add(sums, loss, metrics)
-        for parameter, gradient in zip(trained, gradients, strict=True):
-            if gradient is not None:
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        _pool(threads).submit(_add_gradients, trained, gradients).result()
     return dict(sums)
 
 
@@ -156,9 +157,19 @@ def _gradients(
     return loss.detach(), metrics, torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
+def _add_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    # torch counts threads per thread: each of these computes alone.
+    """Threads that compute with one core each.
+
+    An operation of a small model that is split between cores waits for the slower one, many times an update:
+    on a busy machine that made updates more than ten times slower.
+    """
     return ThreadPoolExecutor(threads, "dreamgym-gradients", initializer=torch.set_num_threads, initargs=(1,))
 
 
@@ -214,17 +225,26 @@ class ModelOptimizer:
                 [functools.partial(lambda part: loss_of(self.logprobs(part)), part) for part in parts],
                 sequential=self._sequential,
             )
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        norm = self._on_one_core(nn.utils.clip_grad_norm_, self._parameters, self._config.max_grad_norm)
+        norm = float(norm)
         if norm < float("inf"):
             with self._updating():
                 for optimizer, lr in self._optimizers:
                     for group in optimizer.param_groups:
                         group["lr"] = lr * lr_scale
-                    optimizer.step()
+                    if isinstance(optimizer, Muon):
+                        optimizer.step()
+                    else:
+                        self._on_one_core(optimizer.step)
             self.updates += 1
         for parameter in self._parameters:
             parameter.grad = None
         return metrics | {"grad_norm": norm}
+
+    def _on_one_core(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if not runs_in_parallel(self._parameters):
+            return function(*arguments)
+        return _pool(torch.get_num_threads()).submit(function, *arguments).result()
 
     def _max_tokens(self, sequences: Sequence[PackedSequence]) -> float:
         """Small models: a quarter of the batch at most, so that two cores have about the same to do."""
