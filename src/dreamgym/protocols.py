@@ -35,14 +35,7 @@ Keys = npt.NDArray[np.float32]
 
 
 class LanguageModel(Protocol):
-    """A language model, local or behind an endpoint.
-
-    Example::
-
-        class Echo:
-            async def complete(self, request: CompletionRequest) -> Completion:
-                return Completion(text=request.prompt)
-    """
+    """A language model, local or behind an endpoint."""
 
     async def complete(self, request: CompletionRequest) -> Completion: ...
 
@@ -83,11 +76,6 @@ class HasWorldSheet(Protocol):
 
     Trajectories then record the sheet, and an experience model is fine-tuned with the facts that an action
     touches.
-
-    Example::
-
-        async def world_sheet(self) -> WorldSheet:
-            return WorldSheet(facts=(("in", "apple 1", "fridge 1"), ("closed", "fridge 1")))
     """
 
     async def world_sheet(self) -> WorldSheet:
@@ -97,15 +85,7 @@ class HasWorldSheet(Protocol):
 
 @runtime_checkable
 class HasExpert(Protocol):
-    """Optional role of an environment: it has at least one scripted expert, to collect good episodes with.
-
-    Example::
-
-        experts = ("planner",)
-
-        async def expert_action(self, expert: str | None = None) -> str:
-            return self._plan[self._position]
-    """
+    """Optional role of an environment: it has at least one scripted expert, to collect good episodes with."""
 
     @property
     def experts(self) -> tuple[str, ...]:
@@ -134,14 +114,7 @@ def find_expert(environment: object) -> HasExpert | None:
 
 
 class EnvironmentFactory(Protocol):
-    """Makes the episodes of one environment, real or synthetic.
-
-    Example::
-
-        factory = dreamgym.make("alfworld")
-        for task in await factory.tasks("valid_unseen", 10):
-            environment = factory.make(task, seed=0)
-    """
+    """Makes the episodes of one environment, real or synthetic."""
 
     @property
     def name(self) -> str: ...
@@ -199,13 +172,7 @@ class Embedder(Protocol):
 
 
 class Retriever(Protocol):
-    """Finds past transitions that resemble a (state, action).
-
-    Example::
-
-        wanted = RetrievalFilter(environment="alfworld", exclude_task=task.id)
-        [demonstrations] = await retriever.search([(state.text, action)], k=4, filters=[wanted])
-    """
+    """Finds past transitions that resemble a (state, action)."""
 
     async def search(
         self, queries: Sequence[tuple[str, str]], *, k: int, filters: Sequence[RetrievalFilter]
@@ -222,11 +189,6 @@ class ExperienceModel(Protocol):
 
     `sheet` holds the facts before the action; the prediction holds them after it. The same arguments always
     give the same prediction, so members of a rollout group differ only by their actions.
-
-    Example::
-
-        prediction = await model.predict(task, sheet, history, state, "open fridge 1")
-        prediction.outcome.next_state.text, prediction.sheet
     """
 
     @property
@@ -240,15 +202,7 @@ class ExperienceModel(Protocol):
 
 
 class Grader(Protocol):
-    """Assigns the reward of an imagined action. Frozen: training of the policy never updates it.
-
-    Example::
-
-        class GoalCheck:
-            async def verdict(self, task, sheet, transition, *, claimed):
-                done = goal_met(task, sheet)
-                return Verdict(reward=float(done), success=done, source="sheet")
-    """
+    """Assigns the reward of an imagined action. Frozen: training of the policy never updates it."""
 
     async def verdict(
         self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
@@ -261,12 +215,6 @@ class Annotator(Protocol):
     """Explains recorded transitions, as targets for fine-tuning an experience model.
 
     It sees how the episode ended; the experience model sees only its notes.
-
-    Example::
-
-        async def annotate(self, trajectory: Trajectory) -> Annotation:
-            notes = [Note(reasoning="The door opens.") for _ in trajectory.transitions]
-            return Annotation(plan="", success_mode="", failure_mode="", notes=tuple(notes))
     """
 
     @property
@@ -282,12 +230,6 @@ class TaskSource(Protocol):
 
     Its answers depend only on its settings and on the recorded groups, so a source restored from its
     `state_dict` continues identically.
-
-    Example::
-
-        tasks = await source.sample(16)
-        groups = ...  # one rollout group for each task
-        metrics = await source.record(groups)
     """
 
     async def sample(self, count: int) -> Sequence[Task]:
@@ -304,12 +246,6 @@ class TaskSource(Protocol):
 
 
 class Learner(Protocol):
-    """Updates the policy from rollout groups; returns metrics.
-
-    Example::
-
-        metrics = learner.update(groups)
-        metrics["loss"], metrics["grad_norm"]
-    """
+    """Updates the policy from rollout groups; returns metrics."""
 
     def update(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]: ...

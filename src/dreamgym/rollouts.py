@@ -18,7 +18,6 @@ from dreamgym.errors import EndpointError, EpisodeFailedError, RolloutsFailingEr
 from dreamgym.protocols import Environment, EnvironmentFactory, Policy, find_world_sheet
 from dreamgym.seeding import derive_seed
 from dreamgym.types import (
-    Decision,
     FailureKind,
     Provenance,
     RolloutFailure,
@@ -35,18 +34,6 @@ MakePolicy = Callable[[Environment], Policy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeLimits:
-    """Limits on one episode, apart from the environment's own horizon."""
-
-    seconds: float | None = None
-    """Wall-clock time. A late episode is a failure (`timeout`): a busy machine is no fault of the policy."""
-    tokens: int | None = None
-    """Tokens sampled by the policy; the turn that reaches the limit is the last (truncated)."""
-    repeated_states: int | None = None
-    """The episode is truncated when a state has occurred this often."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """The provenance of a rollout, apart from the policy's name and the time."""
 
@@ -55,7 +42,6 @@ class Origin:
     policy_version: int = 0
 
 
-NO_LIMITS = EpisodeLimits()
 REAL = Origin()
 
 
@@ -69,19 +55,20 @@ async def run_episode(
     retries: int = 2,
     keep_admissible_actions: bool = True,
     keep_world_sheet: bool = True,
-    limits: EpisodeLimits = NO_LIMITS,
+    max_seconds: float | None = None,
     origin: Origin = REAL,
 ) -> Trajectory | RolloutFailure:
-    """One episode from start to end. An environment that fails is replaced, at most `retries` times."""
+    """One episode from start to end. An environment that fails is replaced, at most `retries` times.
+
+    An episode that takes more than `max_seconds` has failed: a busy machine is no fault of the policy.
+    """
     kind, message = FailureKind.CRASHED, ""
     for _ in range(1 + retries):
         environment = make_environment()
         try:
-            async with asyncio.timeout(limits.seconds) as deadline:
+            async with asyncio.timeout(max_seconds) as deadline:
                 policy = make_policy(environment)
-                trajectory = await _play(
-                    environment, policy, trajectory_id, seed, keep_world_sheet, limits, origin
-                )
+                trajectory = await _play(environment, policy, trajectory_id, seed, keep_world_sheet, origin)
         except EpisodeFailedError as error:
             kind, message = error.kind, str(error)
         except EndpointError as error:
@@ -89,7 +76,7 @@ async def run_episode(
         except TimeoutError:
             if not deadline.expired():
                 raise
-            kind, message = FailureKind.TIMEOUT, f"the episode was not over after {limits.seconds:g} seconds"
+            kind, message = FailureKind.TIMEOUT, f"the episode was not over after {max_seconds:g} seconds"
         else:
             return trajectory if keep_admissible_actions else _without_admissible_actions(trajectory)
         finally:
@@ -103,20 +90,16 @@ async def _play(
     trajectory_id: str,
     seed: int,
     keep_world_sheet: bool,
-    limits: EpisodeLimits,
     origin: Origin,
 ) -> Trajectory:
     start = state = await environment.start()
     facts = find_world_sheet(environment) if keep_world_sheet else None
     sheet = await facts.world_sheet() if facts is not None else None
-    limit_checker = _LimitChecker(limits, start)
     transitions: list[Transition] = []
     over = False
     while not over:
         decision = await policy.act(environment.task, transitions, state)
         outcome = await environment.step(decision.action)
-        if limit_checker.reached(decision, outcome.next_state) and not outcome.over:
-            outcome = replace(outcome, truncated=True)
         transitions.append(
             Transition(
                 state=state,
@@ -142,23 +125,6 @@ async def _play(
         seed=seed,
         sheet=sheet,
     )
-
-
-class _LimitChecker:
-    """Counts tokens and states of an episode."""
-
-    def __init__(self, limits: EpisodeLimits, start: State) -> None:
-        self._limits = limits
-        self._tokens = 0
-        self._seen = Counter([start.text])
-
-    def reached(self, decision: Decision, state: State) -> bool:
-        self._seen[state.text] += 1
-        self._tokens += len(decision.completion.token_ids) if decision.completion is not None else 0
-        repeated, tokens = self._limits.repeated_states, self._limits.tokens
-        return (repeated is not None and self._seen[state.text] >= repeated) or (
-            tokens is not None and self._tokens >= tokens
-        )
 
 
 def _without_admissible_actions(trajectory: Trajectory) -> Trajectory:
@@ -189,7 +155,8 @@ class GroupSettings:
     concurrency: int = 256
     """Episodes at once."""
     retries: int = 2
-    limits: EpisodeLimits = NO_LIMITS
+    max_seconds: float | None = None
+    """Of an episode; a longer one has failed."""
     failure_limit: float = 0.5
     """Fraction of failed groups among the last `failure_window` above which the breaker opens; 1: never."""
     failure_window: int = 8
@@ -346,7 +313,7 @@ class _GroupRunner:
                 task=task,
                 seed=seed,
                 retries=self.settings.retries,
-                limits=self.settings.limits,
+                max_seconds=self.settings.max_seconds,
                 origin=self.origin,
             )
         if isinstance(result, RolloutFailure):

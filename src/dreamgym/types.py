@@ -65,16 +65,9 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSheet:
-    """The hidden facts of one episode, fixed at its start: where each object is, and its condition.
-
-    >>> WorldSheet(facts=(("in", "apple 1", "fridge 1"), ("closed", "fridge 1"))).about("fridge 1")
-    (('in', 'apple 1', 'fridge 1'), ('closed', 'fridge 1'))
-    """
+    """The hidden facts of one episode, fixed at its start: where each object is, and its condition."""
 
     facts: tuple[Fact, ...]
-
-    def about(self, name: str) -> tuple[Fact, ...]:
-        return tuple(fact for fact in self.facts if name in fact[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

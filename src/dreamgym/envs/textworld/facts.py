@@ -162,102 +162,102 @@ def parsed(action: str) -> tuple[str, str, str]:
 
 def facts_for(sheet: WorldSheet, action: str) -> list[str]:
     """The lines of a prompt about the sheet before an action; ``start`` for the first state."""
-    house = GameFacts(sheet.facts)
+    known = GameFacts(sheet.facts)
     kind, *names = parsed(action)
     lines: list[str] = []
     if kind == "go":
-        there = next((room for way, room, _ in house.exits(house.room) if way == names[0]), None)
-        lines += [*_room(house, there)] if there is not None else []
-        lines.append(_ways(house, house.room))
+        there = next((room for way, room, _ in known.exits(known.room) if way == names[0]), None)
+        lines += [*_room(known, there)] if there is not None else []
+        lines.append(_ways(known, known.room))
     elif kind == "look" or action == "start":
-        lines += _room(house, house.room)
+        lines += _room(known, known.room)
     elif kind == "inventory":
-        lines.append(_listing(house, "player carries", PLAYER))
+        lines.append(_listing(known, "player carries", PLAYER))
     elif kind == "prepare":
         lines += [
-            line for food in house.recipe for line in (thing_line(house, food), wanted_line(house, food))
+            line for food in known.recipe for line in (thing_line(known, food), wanted_line(known, food))
         ]
     else:
-        lines += _named(house, kind, [house.named(name) for name in names if name])
-    return [*lines, f"player: in {house.room}"]
+        lines += _named(known, kind, [known.named(name) for name in names if name])
+    return [*lines, f"player: in {known.room}"]
 
 
-def _named(house: GameFacts, kind: str, names: list[str]) -> Iterator[str]:
+def _named(known: GameFacts, kind: str, names: list[str]) -> Iterator[str]:
     for name in reversed(names):
-        yield thing_line(house, name)
-        if "fixed" in house.marks[name] and kind in ("open", "examine"):
-            yield _listing(house, f"held by {name}", name)
+        yield thing_line(known, name)
+        if "fixed" in known.marks[name] and kind in ("open", "examine"):
+            yield _listing(known, f"held by {name}", name)
     if kind in ("cook", "eat", "drink", *CUTS):
-        yield wanted_line(house, names[0])
+        yield wanted_line(known, names[0])
     if kind == "examine" and names == ["cookbook"]:
-        yield from (wanted_line(house, food) for food in house.recipe)
+        yield from (wanted_line(known, food) for food in known.recipe)
     if kind in ("take", "unlock", "lock"):
-        yield from (" ".join(fact) for fact in sorted(house.facts) if _decides(fact, names))
+        yield from (" ".join(fact) for fact in sorted(known.facts) if _decides(fact, names))
 
 
 def _decides(fact: Fact, names: list[str]) -> bool:
     return fact[0] in ("wins", "loses") or (fact[0] == "match" and len(fact) > 1 and fact[1] in names)
 
 
-def _room(house: GameFacts, room: str) -> Iterator[str]:
-    here = house.held(room)
-    furniture = [thing for thing in here if "fixed" in house.marks[thing]]
-    yield _ways(house, room)
+def _room(known: GameFacts, room: str) -> Iterator[str]:
+    here = known.held(room)
+    furniture = [thing for thing in here if "fixed" in known.marks[thing]]
+    yield _ways(known, room)
     floor = [thing for thing in here if thing not in furniture]
     if floor:
-        yield f"on the floor: {_list(house, floor)}"
+        yield f"on the floor: {_list(known, floor)}"
     for thing in reversed(furniture):
-        if house.held(thing) and not house.marks[thing] & SHUT:
-            yield _listing(house, f"held by {thing}", thing)
-    yield f"{room}: {_list(house, furniture) or 'bare'}"
+        if known.held(thing) and not known.marks[thing] & SHUT:
+            yield _listing(known, f"held by {thing}", thing)
+    yield f"{room}: {_list(known, furniture) or 'bare'}"
 
 
-def _ways(house: GameFacts, room: str) -> str:
+def _ways(known: GameFacts, room: str) -> str:
     parts = []
-    for way, there, door in house.exits(room):
-        through = f" by {_conditioned(house, door)}" if door is not None else ""
+    for way, there, door in known.exits(room):
+        through = f" by {_conditioned(known, door)}" if door is not None else ""
         parts.append(f"{way} {there}{through}")
     return f"ways of {room}: {', '.join(parts) or 'none'}"
 
 
-def place_of(house: GameFacts, name: str) -> str:
+def place_of(known: GameFacts, name: str) -> str:
     """The place of an object up to its room; empty if it has none.
 
     >>> place_of(GameFacts([("on", "egg", "table"), ("at", "table", "kitchen")]), "egg")
     'on table in kitchen'
     """
-    rooms = house.ways_to(name)
+    rooms = known.ways_to(name)
     if rooms:
         return f"door of {' and '.join(sorted(rooms))}"
     return " ".join(
-        "carried" if where == PLAYER else f"{'in' if how == 'at' else how} {_shut(house, where)}{where}"
-        for how, where in house.chain(name)
+        "carried" if where == PLAYER else f"{'in' if how == 'at' else how} {_shut(known, where)}{where}"
+        for how, where in known.chain(name)
     )
 
 
-def thing_line(house: GameFacts, name: str) -> str:
-    marks = [*house.condition(name), *(mark for mark in _SEEN if mark in house.marks[name])]
-    return f"{name}: {', '.join([place_of(house, name) or 'nowhere', *dict.fromkeys(marks)])}"
+def thing_line(known: GameFacts, name: str) -> str:
+    marks = [*known.condition(name), *(mark for mark in _SEEN if mark in known.marks[name])]
+    return f"{name}: {', '.join([place_of(known, name) or 'nowhere', *dict.fromkeys(marks)])}"
 
 
-def _shut(house: GameFacts, name: str) -> str:
-    return "closed " if house.marks[name] & SHUT else ""
+def _shut(known: GameFacts, name: str) -> str:
+    return "closed " if known.marks[name] & SHUT else ""
 
 
-def wanted_line(house: GameFacts, food: str) -> str:
-    wanted = house.recipe.get(food)
+def wanted_line(known: GameFacts, food: str) -> str:
+    wanted = known.recipe.get(food)
     if wanted is None:
         return f"recipe {food}: no"
     return f"recipe {food}: {', '.join([*sorted(wanted & CUTTING), *sorted(wanted & COOKING)]) or 'as it is'}"
 
 
-def _listing(house: GameFacts, lead: str, holder: str) -> str:
-    return f"{lead}: {_list(house, house.held(holder)) or 'nothing'}"
+def _listing(known: GameFacts, lead: str, holder: str) -> str:
+    return f"{lead}: {_list(known, known.held(holder)) or 'nothing'}"
 
 
-def _list(house: GameFacts, things: Iterable[str]) -> str:
-    return ", ".join(_conditioned(house, thing) for thing in things)
+def _list(known: GameFacts, things: Iterable[str]) -> str:
+    return ", ".join(_conditioned(known, thing) for thing in things)
 
 
-def _conditioned(house: GameFacts, thing: str) -> str:
-    return " ".join([*house.condition(thing), thing])
+def _conditioned(known: GameFacts, thing: str) -> str:
+    return " ".join([*known.condition(thing), thing])

@@ -23,81 +23,81 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
 
 def lost(sheet: WorldSheet) -> bool:
     """Whether an ingredient is spoilt, the meal burnt, or the wrong object carried."""
-    house = GameFacts(sheet.facts)
-    if any(house.carried(fact[1]) for fact in house.facts if fact[0] == "loses" and len(fact) > 1):
+    known = GameFacts(sheet.facts)
+    if any(known.carried(fact[1]) for fact in known.facts if fact[0] == "loses" and len(fact) > 1):
         return True
-    return "burned" in house.marks[MEAL] or any(
-        spoilt(house, food)
-        for food in house.recipe
-        if "used" not in house.marks[food]  # part of the meal
+    return "burned" in known.marks[MEAL] or any(
+        spoilt(known, food)
+        for food in known.recipe
+        if "used" not in known.marks[food]  # part of the meal
     )
 
 
-def spoilt(house: GameFacts, food: str) -> bool:
+def spoilt(known: GameFacts, food: str) -> bool:
     """Whether a food can no longer be prepared as in the recipe."""
-    marks = house.marks[food]
+    marks = known.marks[food]
     made = marks & (COOKING | CUTTING)
-    return bool(marks & {"burned", "consumed"} or made - house.recipe[food])
+    return bool(marks & {"burned", "consumed"} or made - known.recipe[food])
 
 
 def can_succeed(task: Task, sheet: WorldSheet) -> bool:
     """Whether the game can be won from these facts on, and is not won yet."""
-    house = GameFacts(sheet.facts)
+    known = GameFacts(sheet.facts)
     if goal_met(task, sheet) or lost(sheet):
         return False
-    rooms = _rooms_in_reach(house)
-    wanted = [fact[1] for fact in house.facts if fact[0] == "wins" and len(fact) > 1]
+    rooms = _rooms_in_reach(known)
+    wanted = [fact[1] for fact in known.facts if fact[0] == "wins" and len(fact) > 1]
     if wanted:
-        return any(_in_reach(house, thing, rooms) for thing in wanted)
-    if _in_reach(house, MEAL, rooms):
-        return bool(house.marks[MEAL] & {"edible", "drinkable"})
+        return any(_in_reach(known, thing, rooms) for thing in wanted)
+    if _in_reach(known, MEAL, rooms):
+        return bool(known.marks[MEAL] & {"edible", "drinkable"})
     return (
-        bool(house.recipe) and KITCHEN in rooms and all(_can_be_made(house, f, rooms) for f in house.recipe)
+        bool(known.recipe) and KITCHEN in rooms and all(_can_be_made(known, f, rooms) for f in known.recipe)
     )
 
 
-def _can_be_made(house: GameFacts, food: str, rooms: set[str]) -> bool:
-    if not _in_reach(house, food, rooms):
+def _can_be_made(known: GameFacts, food: str, rooms: set[str]) -> bool:
+    if not _in_reach(known, food, rooms):
         return False
-    marks = house.marks[food]
-    missing = house.recipe[food] - marks
+    marks = known.marks[food]
+    missing = known.recipe[food] - marks
     heats = all(
         marks & {"raw", "needs_cooking"}
-        and any(made == wanted and _in_reach(house, name, rooms) for name, made in HEATS.items())
+        and any(made == wanted and _in_reach(known, name, rooms) for name, made in HEATS.items())
         for wanted in missing & COOKING
     )
-    sharp = any("sharp" in known and _in_reach(house, name, rooms) for name, known in house.marks.items())
+    sharp = any("sharp" in found and _in_reach(known, name, rooms) for name, found in known.marks.items())
     return heats and all(sharp and "uncut" in marks for _ in missing & set(CUTS.values()))
 
 
-def _in_reach(house: GameFacts, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()) -> bool:
+def _in_reach(known: GameFacts, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()) -> bool:
     """`opening`: objects on the way; a key inside its own chest is out of reach."""
-    chain = [where for _, where in house.chain(thing)]
+    chain = [where for _, where in known.chain(thing)]
     if not chain or chain[-1] not in rooms | {PLAYER}:
         return False
     return all(
-        where not in opening and _can_be_opened(house, where, rooms, opening)
+        where not in opening and _can_be_opened(known, where, rooms, opening)
         for where in chain
-        if "locked" in house.marks[where]
+        if "locked" in known.marks[where]
     )
 
 
 def _can_be_opened(
-    house: GameFacts, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()
+    known: GameFacts, thing: str, rooms: set[str], opening: frozenset[str] = frozenset()
 ) -> bool:
-    keys = [fact[1] for fact in house.facts if fact[0] == "match" and fact[2:3] == (thing,)]
-    return any(_in_reach(house, key, rooms, opening | {thing}) for key in keys)
+    keys = [fact[1] for fact in known.facts if fact[0] == "match" and fact[2:3] == (thing,)]
+    return any(_in_reach(known, key, rooms, opening | {thing}) for key in keys)
 
 
-def _rooms_in_reach(house: GameFacts) -> set[str]:
+def _rooms_in_reach(known: GameFacts) -> set[str]:
     """Rooms that the player can reach; a locked door opens if its key is in reach."""
-    found, grown = {house.room}, True
+    found, grown = {known.room}, True
     while grown:
         grown = False
         for room in sorted(found):
-            for _, there, door in house.exits(room):
-                shut = door is not None and "locked" in house.marks[door]
-                if there not in found and not (shut and not _can_be_opened(house, str(door), found)):
+            for _, there, door in known.exits(room):
+                shut = door is not None and "locked" in known.marks[door]
+                if there not in found and not (shut and not _can_be_opened(known, str(door), found)):
                     found.add(there)
                     grown = True
     return found

@@ -144,13 +144,13 @@ class GameSession:
         return told
 
 
-def _way_to(thing: str, house: GameFacts) -> str:
+def _way_to(thing: str, known: GameFacts) -> str:
     """The first action on the shortest path to where an object is visible; "look" if there is none."""
-    chain = [where for _, where in house.chain(thing)]
-    ways: dict[str, tuple[str, str | None] | None] = {house.room: None}
-    rooms = [house.room]
+    chain = [where for _, where in known.chain(thing)]
+    ways: dict[str, tuple[str, str | None] | None] = {known.room: None}
+    rooms = [known.room]
     for room in rooms:
-        for direction, there, door in house.exits(room):
+        for direction, there, door in known.exits(room):
             if there not in ways:
                 ways[there] = ways[room] or (direction, door)
                 rooms.append(there)
@@ -158,7 +158,7 @@ def _way_to(thing: str, house: GameFacts) -> str:
         return "look"
     first = ways.get(chain[-1])
     if first is None:
-        shut = next((where for where in chain if house.marks[where] & SHUT), None)
+        shut = next((where for where in chain if known.marks[where] & SHUT), None)
         return f"open {shut}" if shut else "look"
     direction, door = first
-    return f"open {door}" if door is not None and house.marks[door] & SHUT else f"go {direction}"
+    return f"open {door}" if door is not None and known.marks[door] & SHUT else f"go {direction}"
