@@ -86,13 +86,7 @@ class HttpClient:
     """A pool of connections to one server."""
 
     def __init__(self, url: str, *, max_connections: int = 100) -> None:
-        """
-        Args:
-            url: any address on the server; decides whether a proxy of the environment is used.
-
-        Raises:
-            MissingExtraError: aiohttp is not installed.
-        """
+        """`url` is any address on the server; it decides whether a proxy of the environment is used."""
         try:
             import aiohttp
         except ImportError:
@@ -104,22 +98,14 @@ class HttpClient:
         self._closed = False
 
     async def post(self, url: str, payload: Mapping[str, Any], *, key: str = "", seconds: float) -> Any:
-        """The decoded JSON of a reply with status 200.
-
-        Raises:
-            RequestFailedError: no reply within `seconds`, or any other status or content.
-        """
+        """The decoded JSON of a reply with status 200; anything else is a `RequestFailedError`."""
         status, headers, body = await self._request("POST", url, _JSON.encode(payload).encode(), key, seconds)
         if status != 200:
             raise failure_of_status(status, headers, body, key)
         return decode_json(body, key)
 
     async def get(self, url: str, *, key: str = "", seconds: float) -> tuple[int, Any]:
-        """The status, and the decoded JSON of a reply with status 200 (None if it is not JSON).
-
-        Raises:
-            RequestFailedError: no reply within `seconds`.
-        """
+        """The status, and the decoded JSON of a reply with status 200 (None if it is not JSON)."""
         status, _, body = await self._request("GET", url, None, key, seconds)
         try:
             return status, decode_json(body, key) if status == 200 else None
@@ -235,9 +221,6 @@ def decode_json(body: bytes, secret: str = "") -> Any:
 
     >>> decode_json(rb'{"text": "key s\\u006b-1"}', "sk-1")
     {'text': 'key ...'}
-
-    Raises:
-        RequestFailedError: it is not that.
     """
     try:
         value = json.loads(body, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
@@ -348,10 +331,6 @@ def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> f
 
 def retry_delay(failures: int, requested: float | None, *, first: float) -> float:
     """Seconds before the next attempt: exponential backoff with jitter, at least what the server requested.
-
-    Args:
-        failures: attempts that have failed so far, at least 1.
-        first: the longest delay after one failure.
-    """
+    `first` is the longest delay after one failure."""
     backoff = min(_MAX_BACKOFF, first * 2.0 ** (failures - 1)) * random.uniform(0.5, 1.0)
     return backoff if requested is None else requested + 0.1 * backoff

@@ -27,10 +27,6 @@ class HttpServer:
     """Listens on loopback by default; may be started again at the same port after `aclose`."""
 
     def __init__(self, app: Any) -> None:
-        """
-        Raises:
-            MissingExtraError: uvicorn is not installed.
-        """
         try:
             import uvicorn  # noqa: F401
         except ImportError:
@@ -56,13 +52,7 @@ class HttpServer:
         return f"http://{self.host}:{self.port}"
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """
-        Args:
-            port: 0 for any free port.
-
-        Raises:
-            StoreError: the address is not available.
-        """
+        """Port 0 means any free port."""
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -14,10 +14,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from dreamgym.cli.models import find_weights
 from dreamgym.errors import ConfigError
 from dreamgym.models import tiny
 from dreamgym.models.endpoint.capabilities import check_endpoint
+from dreamgym.models.hub import find_weights
 from dreamgym.models.registry import find_endpoint, with_base_url
 from tests.chaos import ChaosPlan, ChaosProxy
 from tests.command import INTERRUPTIBLE, dreamgym

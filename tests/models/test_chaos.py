@@ -10,8 +10,7 @@ import pytest
 from dreamgym.agents import LanguageModelPolicy
 from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.models.endpoint.client import Endpoint
-from dreamgym.models.endpoint.language_model import EndpointLanguageModel
+from dreamgym.models.endpoint.client import Endpoint, EndpointLanguageModel
 from dreamgym.models.usage import Usage
 from dreamgym.protocols import Environment
 from dreamgym.rollouts import GroupSettings, run_groups

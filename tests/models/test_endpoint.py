@@ -19,8 +19,7 @@ from dreamgym.http_client import RequestFailedError, decode_json
 from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint import protocol
 from dreamgym.models.endpoint.cache import ReplyCache
-from dreamgym.models.endpoint.client import Endpoint
-from dreamgym.models.endpoint.language_model import EndpointLanguageModel
+from dreamgym.models.endpoint.client import Endpoint, EndpointLanguageModel
 from dreamgym.models.registry import LanguageModels, check_language_model, find_endpoint
 from dreamgym.models.usage import Usage
 from dreamgym.types import (

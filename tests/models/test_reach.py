@@ -13,8 +13,7 @@ import pytest
 from dreamgym.agents import LanguageModelPolicy
 from dreamgym.config import AgentConfig, EndpointConfig, load_config
 from dreamgym.errors import EndpointError
-from dreamgym.models.endpoint.client import Endpoint
-from dreamgym.models.endpoint.language_model import EndpointLanguageModel
+from dreamgym.models.endpoint.client import Endpoint, EndpointLanguageModel
 from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Environment
 from dreamgym.rollouts import CircuitBreaker, GroupSettings, run_groups

@@ -122,7 +122,8 @@ def test_the_tables_tell_what_the_files_hold(run_folder: Path) -> None:
     stored = json.loads((run_folder / "fidelity.json").read_text(encoding="utf-8"))
     exact = stored["steps"]["next_state_exact"]["value"]
     assert 0 < exact < 1
-    assert fidelity_sheet([run]).rows[1][1].startswith(f"{exact:.3f} [")
+    cells = {row[0]: row[1] for row in fidelity_sheet([run]).rows}
+    assert cells["next state exact"].startswith(f"{exact:.3f} [")
     assert any("difference, paired" in row[1] for row in evaluation_sheet([run]).rows)
     assert run.pool is not None
     assert (run.pool.seeds, run.pool.generated[-1].y) == (6, 2)

@@ -24,8 +24,7 @@ from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.errors import RolloutsFailingError
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings
-from dreamgym.models.endpoint.client import Endpoint
-from dreamgym.models.endpoint.language_model import EndpointLanguageModel
+from dreamgym.models.endpoint.client import Endpoint, EndpointLanguageModel
 from dreamgym.training.metrics import read_metrics
 from dreamgym.training.run_dir import RunDir
 from dreamgym.training.trainer import Progress, train

@@ -77,51 +77,13 @@ def check(
 async def _check(name: str, settings: EndpointConfig, requests: int) -> list[Finding]:
     from dreamgym.models.endpoint.capabilities import check_endpoint
     from dreamgym.models.registry import endpoint_name
+    from dreamgym.training.smoke_test import check_as_experience_model
 
-    found = await check_endpoint(endpoint_name(name), settings, requests=requests, log=_log)
+    found = await check_endpoint(endpoint_name(name), settings, requests=requests, log=console.say)
     if any(each.good is False for each in found):
         return found
-    _log("checking predictions of a household episode (12 requests) ...")
-    return [*found, await _check_as_experience_model(settings)]
-
-
-def _log(line: str) -> None:
-    console.err.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-async def _check_as_experience_model(settings: EndpointConfig) -> Finding:
-    """Whether its predictions are readable, and equal between replays."""
-    from dreamgym.config import Config
-    from dreamgym.envs.registry import find_environment
-    from dreamgym.experience.rewards import ModelVerdict
-    from dreamgym.models.endpoint.capabilities import Finding
-    from dreamgym.models.registry import ENDPOINT, LanguageModels
-    from dreamgym.training.experience_loading import open_prompted_model
-    from dreamgym.training.smoke_test import TASK_ENVIRONMENT, sample_episode, try_out
-
-    # Without the cache: a cached reply shows nothing about the next one.
-    max_tokens = min(512, settings.context_length // 4)
-    config = Config.model_validate(
-        {
-            "environment": {"name": TASK_ENVIRONMENT},
-            "endpoints": {"checked": settings.model_copy(update={"cache": None})},
-            "prompted": {"attempts": 1, "max_tokens": max_tokens},
-            "replay": {"k": 0},
-        }
-    )
-    async with LanguageModels(config) as models:
-        experience_model = open_prompted_model(
-            *(f"{ENDPOINT}checked", models, config, find_environment(TASK_ENVIRONMENT)),
-            grader=ModelVerdict(),
-        )
-        result = await try_out(experience_model, sample_episode())
-    detail = (
-        f"{result.readable} of {result.asked} replies readable; replays agree on {result.agreeing} of "
-        f"{result.steps} steps, {result.exact} equal to the real step"
-    )
-    good = True if result.readable == result.asked and result.agreeing == result.steps else None
-    problem = f"; {result.problem}" if result.problem else ""
-    return Finding(name="as experience model", good=good, detail=detail + problem)
+    console.say("checking predictions of a household episode (12 requests) ...")
+    return [*found, await check_as_experience_model(settings)]
 
 
 @app.command("serve")
@@ -152,6 +114,8 @@ def serve(
     """
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise MissingExtraError("models serve", "serve")
+    from dreamgym.models.hub import find_weights
+
     source = find_weights(model)
     need_models()
     key = ""
@@ -165,26 +129,6 @@ def serve(
     asyncio.run(_serve(source, name or Path(model.removeprefix(HF_PREFIX)).name, host, port, key))
 
 
-def find_weights(model: str) -> str:
-    """The ``hf:`` name of a run's weights.
-
-    Raises:
-        ConfigError: there are none, or they cannot be loaded.
-    """
-    from dreamgym.models.hub import check_weights
-
-    if model.startswith(HF_PREFIX) or model.endswith(".gguf"):
-        check_weights(model.removeprefix(HF_PREFIX))
-        return model
-    for part in ("policy", "model", "."):  # of train, of experience train, or the weights themselves
-        folder = Path(model) / part
-        if (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file():
-            return f"{HF_PREFIX}{folder}"
-    raise ConfigError(
-        f"expected the directory of a finished run or hf:NAME_OR_PATH, found no weights in {model!r}"
-    )
-
-
 async def _serve(source: str, name: str, host: str, port: int, key: str) -> None:
     from dreamgym.http_server import HttpServer
     from dreamgym.models.local.chat_template import with_chat_template
@@ -193,7 +137,7 @@ async def _serve(source: str, name: str, host: str, port: int, key: str) -> None
     from dreamgym.training.model_setup import quiet_transformers
 
     quiet_transformers()
-    _log(f"loading {source} ...")
+    console.say(f"loading {source} ...")
     local = LocalLanguageModel.load(source)
     context = getattr(local.model.config, "max_position_embeddings", None)
     server = HttpServer(

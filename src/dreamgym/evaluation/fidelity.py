@@ -69,6 +69,7 @@ class Fidelity:
             **asdict(self),
             "steps": self.steps.to_dict(),
             "theorem": self.theorem.to_dict() if self.theorem else None,
+            "table": list(_rows(self)),
         }
 
 

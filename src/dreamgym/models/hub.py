@@ -1,4 +1,4 @@
-"""Checks the name of local weights before transformers loads them, with errors that say what to do."""
+"""Finds local weights, and checks their name before transformers loads them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,28 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from dreamgym.config import HF_PREFIX
 from dreamgym.errors import ConfigError
 
 _CONNECT_SECONDS = 3.0
 
 
-def check_weights(name: str) -> None:
-    """
-    Args:
-        name: a directory, or a name on the Hugging Face Hub, without ``hf:``.
+def find_weights(name: str) -> str:
+    """``hf:NAME_OR_PATH`` of the weights in a run directory, or of those that are named."""
+    if name.startswith(HF_PREFIX) or name.endswith(".gguf"):
+        check_weights(name.removeprefix(HF_PREFIX))
+        return name
+    for part in ("policy", "model", "."):  # of train, of experience train, or the weights themselves
+        folder = Path(name) / part
+        if (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file():
+            return f"{HF_PREFIX}{folder}"
+    raise ConfigError(
+        f"expected the directory of a finished run or hf:NAME_OR_PATH, found no weights in {name!r}"
+    )
 
-    Raises:
-        ConfigError: it is a GGUF file, or a name that is neither cached nor reachable.
-    """
+
+def check_weights(name: str) -> None:
+    """Refuse a GGUF file, and a name that is neither a directory, nor cached, nor reachable."""
     path = Path(name)
     in_directory = path.is_dir() and not (path / "config.json").exists() and sorted(path.glob("*.gguf"))
     if path.suffix == ".gguf" or in_directory:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Self
 from dreamgym.config import HF_PREFIX, Config, EndpointConfig, nearest_name
 from dreamgym.errors import ConfigError
 from dreamgym.models.endpoint.cache import ReplyCache
-from dreamgym.models.endpoint.client import Endpoint, check_settings
-from dreamgym.models.endpoint.language_model import EndpointLanguageModel
+from dreamgym.models.endpoint.client import Endpoint, EndpointLanguageModel, check_settings
 from dreamgym.models.usage import FILE, Usage
 from dreamgym.protocols import LanguageModel
 
@@ -54,9 +53,6 @@ def find_endpoint(name: str, endpoints: Mapping[str, EndpointConfig]) -> Endpoin
     'qwen'
     >>> find_endpoint("openai:qwen@http://localhost:8000", {}).url
     'http://localhost:8000'
-
-    Raises:
-        ConfigError: the configuration has no such section.
     """
     if name.startswith(OPENAI) and "@" not in name:
         url = os.environ.get(_BASE_URL_VARIABLE) or _BASE_URL
@@ -84,9 +80,6 @@ def with_base_url(name: str, base_url: str | None) -> str:
 
     >>> with_base_url("openai:qwen", "http://localhost:8000/v1")
     'endpoint:qwen@http://localhost:8000/v1'
-
-    Raises:
-        ConfigError: the name has a URL already, or is a local model's.
     """
     if base_url is None:
         return name
@@ -97,11 +90,7 @@ def with_base_url(name: str, base_url: str | None) -> str:
 
 
 def check_language_model(name: str, config: Config) -> None:
-    """Check a language model's name and its endpoint's settings without a request.
-
-    Raises:
-        ConfigError: the name is not a language model's, or its endpoint is unknown or has no API key.
-    """
+    """Check a language model's name and its endpoint's settings without a request."""
     if not names_language_model(name):
         raise ConfigError(f"expected {NAMES}, got {name!r}")
     if name.startswith(REMOTE):
@@ -113,10 +102,7 @@ class LanguageModels:
     """The open language models of one command. Close it in the event loop that used it."""
 
     def __init__(self, config: Config, *, folder: Path | None = None) -> None:
-        """
-        Args:
-            folder: of the run, for usage and the reply cache. A resumed run continues both.
-        """
+        """`folder` of the run holds usage and reply cache; a resumed run continues both."""
         self._config = config
         self._folder = folder
         self.usage = Usage(config.budget, folder / FILE if folder is not None else None)
@@ -125,13 +111,7 @@ class LanguageModels:
         self._local: dict[str, LocalLanguageModel] = {}
 
     def open(self, name: str, *, role: str) -> LanguageModel:
-        """
-        Args:
-            role: of the caller (annotator, judge, …). Usage is counted per role.
-
-        Raises:
-            ConfigError: the name is wrong, or the model cannot be loaded.
-        """
+        """Usage is counted per `role` of the caller (annotator, judge, …)."""
         check_language_model(name, self._config)
         if name.startswith(REMOTE):
             return EndpointLanguageModel(self.endpoint(name), role=role)
@@ -147,11 +127,7 @@ class LanguageModels:
         return self._endpoints[name]
 
     async def check_reachable(self) -> None:
-        """Wait until each opened endpoint answers, so that a run fails before long work starts.
-
-        Raises:
-            EndpointError: an endpoint does not answer within its `start_seconds`.
-        """
+        """Wait `start_seconds` for each opened endpoint, so that a run fails before long work starts."""
         await asyncio.gather(*(endpoint.check_reachable() for endpoint in self._endpoints.values()))
 
     def context_length(self, name: str) -> int:

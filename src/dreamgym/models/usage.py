@@ -123,10 +123,6 @@ class Usage:
     _written: float = 0.0
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            StoreError: the file exists and cannot be read: without it the budget would start from 0 again.
-        """
         if self.file is None or not self.file.exists():
             return
         try:
@@ -152,10 +148,8 @@ class Usage:
     async def reserve(self, wanted: Reservation) -> None:
         """Reserve the upper bound of a request; return it with `release`.
 
-        Waits while other requests in flight may turn out cheaper than reserved.
-
-        Raises:
-            BudgetSpentError: it does not fit even without them.
+        Waits while other requests in flight may turn out cheaper than reserved; `BudgetSpentError` if the
+        request does not fit even without them.
         """
         while (problem := self._exceeded(wanted)) is not None:
             if not self._reserved.requests:

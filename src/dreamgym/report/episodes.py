@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from dreamgym.data.trajectories import SUFFIXES, read_trajectories
 from dreamgym.files import read_lines
 from dreamgym.printable import printable
-from dreamgym.report.safe_reading import Problems, Row, number, read_rows
+from dreamgym.report.safe_reading import Problems, Row, items, number, read_rows
 from dreamgym.types import Trajectory, Transition
 
 TEXT_LIMIT = 4000
@@ -39,7 +40,8 @@ def keep(run: Path, limit: int, problems: Problems) -> Kept:
     """The trajectories in a run directory and its subdirectories, at most `limit`, evenly spaced."""
     kept = Kept()
     stride = 1
-    for trajectory in _read(trajectory_files(run), problems):
+    found = (read_trajectories(file, on_bad=problems.add) for file in trajectory_files(run))
+    for trajectory in chain.from_iterable(found):
         kept.successes += trajectory.success
         if limit and kept.total % stride == 0:
             kept.episodes.append(trajectory)
@@ -88,7 +90,7 @@ def episode_data(trajectory: Trajectory, run: str, shown: Shown) -> dict[str, An
     if trajectory.sheet is not None:
         facts = trajectory.sheet.facts
     elif (first := shown.get((trajectory.id, 0))) is not None:
-        facts = _lists(first.get("sheet"))
+        facts = items(first.get("sheet"), list)
     return {
         "id": _text(trajectory.id),
         "run": _text(run),
@@ -127,11 +129,12 @@ def _step(transition: Transition, prediction: Row | None) -> dict[str, Any]:
         "confidence": number(outcome.confidence),
     }
     if prediction is not None:
+        found = items(prediction.get("demonstrations"), dict)[:_DEMONSTRATIONS]
         step["prediction"] = {
             "ended": _facts(prediction.get("ended")),
             "begun": _facts(prediction.get("begun")),
             "refused": prediction.get("refused") is True,
-            "demonstrations": [_demonstration(each) for each in _rows(prediction.get("demonstrations"))],
+            "demonstrations": [_demonstration(each) for each in found],
         }
     return step
 
@@ -144,17 +147,8 @@ def _demonstration(row: Row) -> dict[str, Any]:
     }
 
 
-def _rows(value: object) -> list[Row]:
-    found = value if isinstance(value, list) else []
-    return [each for each in found if isinstance(each, dict)][:_DEMONSTRATIONS]
-
-
 def _facts(value: object) -> list[str]:
-    return [_fact(each) for each in (_lists(value) or [])[:FACT_LIMIT]]
-
-
-def _lists(value: object) -> list[list[object]] | None:
-    return [each for each in value if isinstance(each, list)] if isinstance(value, list) else None
+    return [_fact(each) for each in items(value, list)[:FACT_LIMIT]]
 
 
 def _fact(fact: Sequence[object]) -> str:
@@ -171,11 +165,6 @@ def _text(value: object) -> str:
     if len(text) <= TEXT_LIMIT:
         return printable(text)
     return f"{printable(text[:TEXT_LIMIT])} … [{len(text) - TEXT_LIMIT} more characters]"
-
-
-def _read(files: Iterable[Path], problems: Problems) -> Iterator[Trajectory]:
-    for file in files:
-        yield from read_trajectories(file, on_bad=problems.add)
 
 
 def _begins_like_one(file: Path) -> bool:

@@ -14,6 +14,7 @@ from dreamgym.report.safe_reading import (
     Problems,
     Row,
     count,
+    items,
     number,
     read_json,
     read_object,
@@ -127,13 +128,14 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
     rows = _last_of_each(read_rows(path / METRICS, problems))
     run.steps = [row for row in rows if row.get("kind") == "train"]
     run.validation = [
-        found for row in rows if row.get("kind") == "evaluation" and (found := _validation(row)) is not None
+        found for row in rows if row.get("kind") == "evaluation" and (found := _evaluated(row)) is not None
     ]
     summary = read_object(path / SUMMARY, problems)
     recorded = (amounts for row in reversed(rows) if (amounts := row_at(row, "spent")))
     spent: Row = next(recorded, row_at(summary, "spent"))
-    run.stages = [*_stages(spent), *_summary_stages(summary)]
-    run.world = _world(read_object(path / CONFIG, problems), spent)
+    run.stages = _stages(spent)
+    if row_at(read_object(path / CONFIG, problems), "train").get("mode") == "real":
+        run.world = "real"
     run.usage = read_object(path / USAGE, problems)
     _read_evaluations(run)
     run.pool = summarize_pool(path / "tasks.jsonl", problems)
@@ -141,8 +143,7 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
         measured = read_object(file, problems)
         if measured is not None:
             run.fidelity.append((file.stem.removeprefix("fidelity").removeprefix("-no-"), measured))
-    curve = read_json(path / CURVE, problems)
-    run.fine_tuning = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
+    run.fine_tuning = items(read_json(path / CURVE, problems), dict)
     run.kept = keep(path, episodes, problems)
     return run
 
@@ -196,26 +197,6 @@ def _last_of_each(rows: Iterator[Row]) -> list[Row]:
     return [last[key] for key in sorted(last, key=lambda key: (key[1], key[0]))]
 
 
-def _validation(row: Row) -> Evaluated | None:
-    found = estimate(row.get("success"), x=number(row.get("step")) or 0.0)
-    if found is None:
-        return None
-    return Evaluated(
-        policy=f"step {count(row.get('step'))}",
-        split=str(row.get("split", "")),
-        environment="",
-        success=found[0],
-        episodes=found[1],
-    )
-
-
-def _world(config: Row | None, spent: Row) -> str:
-    world = row_at(config, "train").get("mode")
-    if world in ("dream", "real"):
-        return str(world)
-    return "real" if "real_steps" in spent and "synthetic_steps" not in spent else "dream"
-
-
 def _stages(spent: Row) -> list[Stage]:
     """
     >>> _stages({"synthetic_steps": 900, "rollout_seconds": 60.0, "evaluation_real_steps": 40})
@@ -232,16 +213,6 @@ def _stages(spent: Row) -> list[Stage]:
                 found.setdefault(name.replace("_", " "), {})[what] = amount
                 break
     return [Stage(name=name, **amounts) for name, amounts in found.items()]
-
-
-def _summary_stages(summary: Row | None) -> list[Stage]:
-    """From a summary with named stages."""
-    found = []
-    for name, row in row_at(summary, "stages").items():
-        if isinstance(row, dict):
-            amounts = {what: number(row.get(what)) for what in ("real_steps", "synthetic_steps", "seconds")}
-            found.append(Stage(name=str(name), **amounts))
-    return found
 
 
 def _read_evaluations(run: Run) -> None:
@@ -264,20 +235,19 @@ def _changed(file: Path) -> tuple[float, str]:
 
 
 def _evaluated(row: Row) -> Evaluated | None:
-    found = estimate(row.get("success"))
+    """Of an evaluation while the run trained, which has a step, or of `dreamgym evaluate`."""
+    step = number(row.get("step"))
+    found = estimate(row.get("success"), x=step or 0.0)
     if found is None:
         return None
-    families = []
-    for name, share in row_at(row, "by_family").items():
-        if (known := estimate(share)) is not None:
-            families.append((str(name), *known))
+    families = ((name, estimate(share)) for name, share in row_at(row, "by_family").items())
     return Evaluated(
-        policy=str(row.get("policy", "")),
+        policy=str(row.get("policy", "")) if step is None else f"step {step:.0f}",
         split=str(row.get("split", "")),
         environment=str(row.get("environment", "")),
         success=found[0],
         episodes=found[1],
-        real_steps=count(row.get("real_steps")),
+        real_steps=None if step is not None else count(row.get("real_steps")),
         seconds=number(row.get("wall_seconds")),
-        families=tuple(families),
+        families=tuple((str(name), *known) for name, known in families if known is not None),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
@@ -16,6 +16,7 @@ from dreamgym.files import read_lines
 from dreamgym.printable import printable
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20
 _MAX_MESSAGES = 20
@@ -100,3 +101,8 @@ def row_at(row: object, *names: str) -> Row:
     for name in names:
         row = row.get(name) if isinstance(row, dict) else None
     return row if isinstance(row, dict) else {}
+
+
+def items(value: object, kind: type[T]) -> list[T]:
+    """The elements of this type; empty if the value is no list."""
+    return [each for each in value if isinstance(each, kind)] if isinstance(value, list) else []

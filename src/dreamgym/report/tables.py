@@ -9,7 +9,7 @@ from typing import Any
 from dreamgym.charts import Chart, Line, Point, short
 from dreamgym.printable import printable
 from dreamgym.report.run_reader import Evaluated, Run, estimate
-from dreamgym.report.safe_reading import Row, count, number, row_at
+from dreamgym.report.safe_reading import Row, items, number, row_at
 
 NOTHING = "–"
 _LATEST = 10
@@ -29,12 +29,12 @@ class Sheet:
 _SERIES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     (
         *("Reward entropy", ("reward_entropy",), "Mean variance of the returns in a rollout group."),
-        "No run here tells the reward entropy of its rollout groups.",
+        "No run here has metrics with the reward entropy of its rollout groups.",
     ),
     ("Return", ("return_mean",), "Mean total reward of an episode.", ""),
     ("Turns per episode", ("episode_turns",), "", ""),
-    ("Refused actions", ("refused_share",), "Share of the turns that the environment said no to.", ""),
-    ("Entropy of the policy", ("learner", "entropy"), "Nats per token, where the learner tells it.", ""),
+    ("Refused actions", ("refused_share",), "Share of the turns that the environment refused.", ""),
+    ("Entropy of the policy", ("learner", "entropy"), "Nats per token, where the learner reports it.", ""),
 )
 """(title, path of the metric in a row, note, text if no run has it)."""
 
@@ -69,7 +69,7 @@ def learning_charts(runs: Sequence[Run]) -> Iterator[Chart]:
         title="Task pool",
         note="Solid: generated tasks. Dashed: given tasks.",
         lines=tuple(_pool_lines(runs)),
-        absent="No run here has generated tasks: there is no tasks.jsonl that tells of any.",
+        absent="No run here has generated tasks: there is no tasks.jsonl with any.",
     )
     yield Chart(
         title="Reward entropy of the pool's tasks",
@@ -85,8 +85,7 @@ def learning_charts(runs: Sequence[Run]) -> Iterator[Chart]:
 def fidelity_charts(runs: Sequence[Run]) -> Iterator[Chart]:
     lines: list[Line] = []
     for name, measured in _measured(runs):
-        drift = measured.get("drift")
-        points = [row for row in drift if isinstance(row, dict)] if isinstance(drift, list) else []
+        points = items(measured.get("drift"), dict)
         for key, what in (("unbroken", "every state so far"), ("exact", "this state")):
             found = [
                 known[0]
@@ -103,15 +102,15 @@ def fidelity_charts(runs: Sequence[Run]) -> Iterator[Chart]:
             )
     yield Chart(
         title="Drift",
-        note="Share of recorded episodes whose imagined states are exactly the real ones, after so many of "
-        "their actions. Solid: every state so far, with its 95% interval; dashed: this state.",
+        note="Share of recorded episodes whose synthetic states equal the real ones, by the number of "
+        "actions. Solid: every state so far, with its 95% interval; dashed: this state.",
         across="actions",
         percent=True,
         lines=tuple(lines),
-        absent="No fidelity was measured in these runs: `dreamgym experience eval RUN` does; "
-        "give that run to the report too.",
+        absent="No fidelity was measured in these runs: run `dreamgym experience eval RUN`; "
+        "and add that run to the report.",
     )
-    for key, title in (("loss", "Teaching: loss"), ("agreement", "Teaching: agreement")):
+    for key, title in (("loss", "Fine-tuning: loss"), ("agreement", "Fine-tuning: agreement")):
         lines = [
             Line(label=run.name, points=tuple(_points(run.fine_tuning, key)), colour=place)
             for place, run in enumerate(runs)
@@ -241,46 +240,21 @@ def pool_sheets(runs: Sequence[Run]) -> Iterator[Sheet]:
     )
 
 
-_MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("next state exact", ("steps", "next_state_exact")),
-    ("objects, set-F1", ("steps", "object_f1")),
-    ("terminated: agreement", ("steps", "terminated", "agreement")),
-    ("success: agreement", ("steps", "success", "agreement")),
-    ("success: precision", ("steps", "success", "precision")),
-    ("success: recall", ("steps", "success", "recall")),
-    ("hallucinated objects per state", ("steps", "hallucinated_objects")),
-    ("real → dream", ("real_to_dream", "share")),
-    ("dream → real (WM2Real)", ("dream_to_real", "share")),
-    ("replays alike in every state", ("replay_spread", "all_equal")),
-    ("ε_R, mean", ("steps", "reward_error")),
-    ("ε_P, share of wrong next states", ("steps", "transition_error")),
-)
-_NUMBERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("replay spread", ("replay_spread", "mean_deviation")),
-    ("confidence: calibration error", ("steps", "calibration", "error")),
-    ("confidence: AUROC", ("steps", "calibration", "auroc")),
-    ("predictions per second", ("steps", "predictions_per_second")),
-)
-
-
 def fidelity_sheet(runs: Sequence[Run]) -> Sheet:
-    """A column per experience model: every number of `dreamgym experience eval`."""
-    measured = list(_measured(runs))
-    rows = [("episodes", *(str(count(found.get("episodes"))) for _, found in measured))]
-    for what, names in _MEASURES:
-        cells = [estimate(row_at(found, *names)) for _, found in measured]
-        rows.append((what, *(NOTHING if cell is None else _interval(*cell) for cell in cells)))
-    for what, names in _NUMBERS:
-        values = [number(row_at(found, *names[:-1]).get(names[-1])) for _, found in measured]
-        rows.append((what, *(NOTHING if value is None else f"{value:.3f}" for value in values)))
-    failures = [row_at(found, "steps", "failures") for _, found in measured]
-    rows.append(("failed predictions", *(_counted(each) for each in failures)))
+    """A column per experience model: the tables of `dreamgym experience eval` side by side."""
+    measured = [(name, _cells(found.get("table"))) for name, found in _measured(runs)]
+    measures = dict.fromkeys(measure for _, cells in measured for measure in cells)
     return Sheet(
         title="Fidelity of the experience model",
         columns=("measure", *(name for name, _ in measured)),
-        rows=tuple(rows) if measured else (),
+        rows=tuple((each, *(cells.get(each, NOTHING) for _, cells in measured)) for each in measures),
         note="Value [95% interval] (rows behind it).",
     )
+
+
+def _cells(table: object) -> dict[str, str]:
+    found = [row for row in items(table, list) if len(row) == 3]
+    return {str(what): f"{value} ({count})" if count else str(value) for what, value, count in found}
 
 
 def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -401,15 +375,6 @@ def _percent(value: object) -> str:
 
 def _amount(value: float, run: Run) -> str:
     return f"{value:,.0f}" if run.stages else NOTHING
-
-
-def _interval(found: Point, rows: int) -> str:
-    interval = "" if found.low is None or found.high is None else f" [{found.low:.3f}, {found.high:.3f}]"
-    return f"{found.y:.3f}{interval} ({rows})"
-
-
-def _counted(row: Row) -> str:
-    return ", ".join(f"{kind} {count(amount)}" for kind, amount in list(row.items())[:20]) or "none"
 
 
 def _evaluated(each: Evaluated) -> dict[str, Any]:

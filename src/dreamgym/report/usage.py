@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dreamgym.report.run_reader import Run
-from dreamgym.report.safe_reading import Row, count, number, row_at
+from dreamgym.report.safe_reading import Row, count, items, number, row_at
 from dreamgym.report.tables import Sheet
 
 _COUNTS = ("requests", "retries", "failures", "cache_hits", "prompt_tokens", "reply_tokens")
@@ -15,8 +15,7 @@ def usage_sheet(runs: Sequence[Run]) -> Sheet:
     """One row per stage, role and endpoint; none without endpoints."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        found = row_at(run.usage).get("rows")
-        valid = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+        valid: list[Row] = items(row_at(run.usage).get("rows"), dict)
         rows += [(run.name, *_names(row), *_amounts(row)) for row in valid]
         if len(valid) > 1:
             keys = {*_COUNTS, "shared", "seconds", "money", "unconfirmed_money"}

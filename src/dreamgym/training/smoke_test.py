@@ -1,74 +1,74 @@
-"""Smoke test of a language model as experience model: do its replies parse, and are they the same when
-repeated? A difference between two replays of the same actions is noise in the reward of a policy."""
+"""Smoke test of an endpoint as experience model: its replies are readable, and equal when requested again.
+
+A difference between two replays of the same actions is noise in the reward of a policy.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
 
+from dreamgym.config import Config, EndpointConfig
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
+from dreamgym.envs.registry import find_environment
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.rewards import ModelVerdict
+from dreamgym.models.endpoint.capabilities import Finding
+from dreamgym.models.registry import ENDPOINT, LanguageModels
 from dreamgym.protocols import ExperienceModel
+from dreamgym.training.experience_loading import open_prompted_model
 from dreamgym.types import Trajectory, WorldSheet
 
-TASK_ENVIRONMENT = "alfworld"
-_STEPS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmokeTest:
-    """The result of `try_out`."""
-
-    asked: int
-    readable: int
-    """Replies that parse."""
-    agreeing: int
-    """Steps, of `steps`, for which all replays have the same next state."""
-    steps: int
-    exact: int
-    """Steps for which the first replay has the real next state, word for word."""
-    problem: str = ""
-    """Of the first reply that does not parse."""
+_ENVIRONMENT = "alfworld"
+_STEPS, _REPLAYS = 4, 3
+_MAX_TOKENS = 512
 
 
 def sample_episode() -> Trajectory:
     """A successful episode of the shipped trajectories."""
-    found = read_trajectories(builtin_dataset(TASK_ENVIRONMENT))
+    found = read_trajectories(builtin_dataset(_ENVIRONMENT))
     return next(each for each in found if each.success and len(each) >= _STEPS)
 
 
-async def try_out(model: ExperienceModel, episode: Trajectory, *, replays: int = 3) -> SmokeTest:
-    """Predict the first steps of a real episode, each with its real history, `replays` times."""
-    steps = range(min(_STEPS, len(episode)))
-    # One after the other: equal requests at the same time would be sent once.
-    rounds = [
-        await asyncio.gather(*(_outcome(model, episode, step) for step in steps)) for _ in range(replays)
-    ]
-    states = [[text for text, _ in each] for each in rounds]
-    problems = [problem for each in rounds for _, problem in each if problem]
-    real = [turn.outcome.next_state.text for turn in episode.transitions]
-    return SmokeTest(
-        asked=len(rounds) * len(steps),
-        readable=sum(text is not None for each in states for text in each),
-        agreeing=sum(_agree([each[step] for each in states]) for step in steps),
-        steps=len(steps),
-        exact=sum(states[0][step] == real[step] for step in steps),
-        problem=problems[0] if problems else "",
+async def check_as_experience_model(settings: EndpointConfig) -> Finding:
+    """Predict the first steps of a real episode, each with its real history, three times."""
+    config = Config.model_validate(
+        {
+            "environment": {"name": _ENVIRONMENT},
+            # Without the cache: a cached reply shows nothing about the next one.
+            "endpoints": {"checked": settings.model_copy(update={"cache": None})},
+            "prompted": {"attempts": 1, "max_tokens": min(_MAX_TOKENS, settings.context_length // 4)},
+            "replay": {"k": 0},
+        }
+    )
+    episode, steps = sample_episode(), range(_STEPS)
+    async with LanguageModels(config) as models:
+        model = open_prompted_model(
+            *(f"{ENDPOINT}checked", models, config, find_environment(_ENVIRONMENT)), grader=ModelVerdict()
+        )
+        # One replay after the other: equal requests at the same time would be sent once.
+        replays = [
+            await asyncio.gather(*(_next_state(model, episode, step) for step in steps))
+            for _ in range(_REPLAYS)
+        ]
+    states = [[state for state, _ in replay] for replay in replays]
+    problems = [problem for replay in replays for _, problem in replay if problem]
+    total, readable = _REPLAYS * _STEPS, _REPLAYS * _STEPS - len(problems)
+    agreeing = sum(found[0] is not None and len(set(found)) == 1 for found in zip(*states, strict=True))
+    exact = sum(states[0][step] == episode.transitions[step].outcome.next_state.text for step in steps)
+    return Finding(
+        name="as experience model",
+        good=True if readable == total and agreeing == _STEPS else None,
+        detail=f"{readable} of {total} replies readable; replays agree on {agreeing} of {_STEPS} steps, "
+        f"{exact} equal to the real step" + (f"; {problems[0]}" if problems else ""),
     )
 
 
-def _agree(states: Sequence[str | None]) -> bool:
-    return states[0] is not None and len(set(states)) == 1
-
-
-async def _outcome(model: ExperienceModel, episode: Trajectory, step: int) -> tuple[str | None, str]:
+async def _next_state(model: ExperienceModel, episode: Trajectory, step: int) -> tuple[str | None, str]:
     turn = episode.transitions[step]
     sheet = episode.sheet or WorldSheet(facts=())
-    past = episode.transitions[:step]
     try:
-        found = await model.predict(episode.task, sheet, past, turn.state, turn.action)
+        found = await model.predict(episode.task, sheet, episode.transitions[:step], turn.state, turn.action)
     except EpisodeFailedError as error:
         return None, str(error)
     return found.outcome.next_state.text, ""

@@ -21,10 +21,6 @@ _TABLE = "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, reply BLOB N
 
 class ReplyCache:
     def __init__(self, path: Path) -> None:
-        """
-        Raises:
-            StoreError: the file is not a database, or cannot be written.
-        """
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,10 +45,6 @@ class ReplyCache:
             return None
 
     def put(self, key: bytes, completion: Completion) -> None:
-        """
-        Raises:
-            StoreError: the row cannot be written (disk full, for example).
-        """
         reply = zlib.compress(json.dumps(asdict(completion), separators=(",", ":")).encode())
         try:
             self._database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))

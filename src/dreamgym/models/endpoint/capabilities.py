@@ -43,15 +43,7 @@ class Finding:
 async def check_endpoint(
     name: str, settings: EndpointConfig, *, requests: int = 16, log: Log = lambda line: None
 ) -> list[Finding]:
-    """Checks reachability, kinds, JSON schema, log-probs, seeds, determinism, context and speed.
-
-    Args:
-        requests: sent at the configured concurrency to measure speed.
-        log: called with one line before each check.
-
-    Raises:
-        ConfigError: the API key is missing.
-    """
+    """Checks reachability, kinds, JSON schema, log-probs, seeds, determinism, context and speed."""
     kinds = ("chat", "completions")
     endpoints = {
         kind: Endpoint(name, settings.model_copy(update={"kind": kind, "logprobs": True})) for kind in kinds
@@ -87,9 +79,9 @@ async def check_endpoint(
 
 
 async def _reachable(endpoint: Endpoint, settings: EndpointConfig) -> tuple[bool | None, str]:
-    if (problem := await endpoint.probe()) is not None:
+    problem, listed = await endpoint.probe()
+    if problem is not None:
         return False, f"no reply from {endpoint.url}: {problem}"
-    listed = await endpoint.models()
     cards = [card for card in _cards(listed) if card.get("id") == settings.model]
     detail = endpoint.url
     if listed is not None:

@@ -37,12 +37,7 @@ class Endpoint:
         usage: Usage | None = None,
         cache: ReplyCache | None = None,
     ) -> None:
-        """Opens no connection yet.
-
-        Raises:
-            ConfigError: the API key is missing, or the budget is in money and the endpoint has no prices.
-            MissingExtraError: aiohttp is not installed.
-        """
+        """Opens no connection yet."""
         self.name = name
         self.settings = settings
         self.url = base_url(settings.url)
@@ -92,36 +87,24 @@ class Endpoint:
         return await self._single_flight.do(key, send)
 
     async def check_reachable(self) -> None:
-        """Wait for a first reply of the server; returns at once if there was one.
-
-        Raises:
-            EndpointError: there is none within `start_seconds`.
-        """
+        """Wait `start_seconds` for a first reply of the server; returns at once if there was one."""
         try:
             await self._wait_for_first_contact()
         except RequestFailedError as problem:
             raise self._final_error(problem, _RequestState()) from None
 
-    async def probe(self) -> RequestFailedError | None:
-        """The reason why the server does not answer; None if it does, with any status but a server error."""
+    async def probe(self) -> tuple[RequestFailedError | None, Any]:
+        """The reason why the server does not answer (None if it does), and its reply to ``GET /models``."""
         try:
-            status, _ = await self._http.get(
+            status, listed = await self._http.get(
                 f"{self.url}/models", key=_api_key(self.settings), seconds=_PROBE_SECONDS
             )
         except RequestFailedError as error:
-            return error
+            return error, None
         self._contacted = True
-        return None if status < 500 else RequestFailedError(FailureKind.SERVER_DOWN, f"status {status}")
-
-    async def models(self) -> Any:
-        """The reply of ``GET /models``, or None."""
-        try:
-            _, listed = await self._http.get(
-                f"{self.url}/models", key=_api_key(self.settings), seconds=_PROBE_SECONDS
-            )
-        except RequestFailedError:
-            return None
-        return listed
+        if status >= 500:
+            return RequestFailedError(FailureKind.SERVER_DOWN, f"status {status}"), None
+        return None, listed
 
     async def aclose(self) -> None:
         """Pending requests fail. May be called twice."""
@@ -231,11 +214,7 @@ class Endpoint:
         await asyncio.sleep(delay)
 
     async def _wait_for_first_contact(self) -> None:
-        """A server that never answered is probably not started or at another address, so the wait is short.
-
-        Raises:
-            RequestFailedError: there is no reply within `start_seconds` of the endpoint's first request.
-        """
+        """A server that never answered is probably not started or at another address: the wait is short."""
         clock = asyncio.get_running_loop().time
         if self._contact_deadline is None:
             self._contact_deadline = clock() + self.settings.start_seconds
@@ -244,7 +223,7 @@ class Endpoint:
             while not self._contacted:
                 left = self._contact_deadline - clock()
                 if left > 0 or self._problem is None:  # later requests fail by their own connection
-                    self._problem = await self.probe()
+                    self._problem, _ = await self.probe()
                     if self._problem is None or self._contacted:
                         return
                     if self._problem.fatal:
@@ -274,6 +253,20 @@ class Endpoint:
         return EpisodeFailedError(
             problem.kind, f"endpoint {self.name!r}, {state.sent} attempts, {state.seconds:.1f} s: {problem}"
         )
+
+
+class EndpointLanguageModel:
+    """One role's view of an endpoint, in the place of a local model. Usage is counted per role.
+
+    Log-probs are the server's own. `conversation` is ignored: servers find common prefixes themselves.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, role: str) -> None:
+        self.endpoint = endpoint
+        self._role = role
+
+    async def complete(self, request: CompletionRequest) -> Completion:
+        return await self.endpoint.complete(request, role=self._role)
 
 
 @dataclass(slots=True)
@@ -309,11 +302,7 @@ class _RequestState:
 
 
 def check_settings(name: str, settings: EndpointConfig, *, in_money: bool = False) -> None:
-    """Check before anything starts, without quoting the key.
-
-    Raises:
-        ConfigError: the API key is missing or malformed, or a budget in money has no prices.
-    """
+    """Check API key and prices before anything starts, without quoting the key."""
     key = _api_key(settings)
     if not key and settings.api_key_env != DEFAULT_KEY:
         raise ConfigError(

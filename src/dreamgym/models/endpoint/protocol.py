@@ -18,7 +18,7 @@ from dreamgym.config import EndpointConfig
 from dreamgym.http_client import RequestFailedError
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 """Part of the cache key: raise it when the same request is sent in another form."""
 _MAX_SEED = 2**31
 """All servers accept smaller seeds."""
@@ -96,11 +96,9 @@ def request_body(request: CompletionRequest, settings: EndpointConfig, features:
 
 def request_key(request: CompletionRequest) -> Hashable:
     """Equal for requests that must get the same reply from one endpoint; cheap, for this process only."""
-    schema = request.schema and json.dumps(dict(request.schema), sort_keys=True, default=dict)
     return (
-        *(request.system, request.turns, request.prompt, request.prompt_token_ids, request.max_tokens),
-        *(request.temperature, request.top_p, request.stop, request.choices, schema),
-        request.seed if request.temperature > 0 else 0,
+        *_parts(request),
+        request.schema and json.dumps(dict(request.schema), sort_keys=True, default=dict),
     )
 
 
@@ -108,11 +106,17 @@ def cache_key(request: CompletionRequest, settings: EndpointConfig) -> bytes:
     """Equal for requests that must get the same reply from any server of this model."""
     parts = [
         *(_CACHE_VERSION, settings.model, settings.kind, settings.logprobs, settings.extra_body),
-        *(request.system, request.turns, request.prompt, request.prompt_token_ids, request.max_tokens),
-        *(request.temperature, request.top_p, request.stop, request.choices, request.schema),
-        request.seed if request.temperature > 0 else 0,
+        *(*_parts(request), request.schema),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=dict).encode()).digest()
+
+
+def _parts(request: CompletionRequest) -> tuple[Hashable, ...]:
+    return (
+        *(request.system, request.turns, request.prompt, request.prompt_token_ids, request.max_tokens),
+        *(request.temperature, request.top_p, request.stop, request.choices),
+        request.seed if request.temperature > 0 else 0,
+    )
 
 
 def max_prompt_tokens(request: CompletionRequest) -> int:
@@ -175,14 +179,7 @@ class ParsedReply:
 
 
 def parse_reply(value: Any, request: CompletionRequest, *, enforced: bool) -> ParsedReply:
-    """
-    Args:
-        value: the decoded JSON.
-        enforced: whether the request asked the server to follow a schema.
-
-    Raises:
-        RequestFailedError: it is not a completion, has no text, or is a refusal.
-    """
+    """The completion in decoded JSON; `enforced` if the server was asked to follow a schema."""
     try:
         reply = _Reply.model_validate(value)
     except ValidationError as error:
