@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from dreamgym.errors import StoreError
-from dreamgym.replay.batcher import Batcher
+from dreamgym.replay.buffer import Batcher
 
 
 class Groups:

@@ -8,19 +8,21 @@ matrix product. `add` returns when the rows are on disk and in the index.
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 import numpy as np
 
 from dreamgym.config import ReplayConfig
 from dreamgym.errors import ConfigError, DataError, StoreError
 from dreamgym.protocols import Embedder, Keys
-from dreamgym.replay.batcher import Batcher
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.replay.index import IndexKind, MemoryIndex
 from dreamgym.replay.sqlite import SqliteStore
@@ -30,7 +32,12 @@ from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
 if TYPE_CHECKING:
     from dreamgym.replay.pgvector import PgvectorIndex
 
+T = TypeVar("T")
+R = TypeVar("R")
 _REEMBED_ROWS: Final = 256
+_MAX_BATCH: Final = 1024
+_FEW: Final = 4
+"""After this many batches of one request in a row, a batch no longer waits for more."""
 _LINGER: Final = 0.02
 """Seconds that a batch of searches waits for more. Episodes that are answered together stay in step, so the
 language models behind them get larger batches too: 10 to 20% less CPU in most training steps measured."""
@@ -61,6 +68,79 @@ class _Search:
     embedder: str
 
 
+class Batcher(Generic[T, R]):
+    """A thread that processes all waiting requests as one batch: those that arrive meanwhile form the next.
+
+    `serve` returns a result or an error for each request. A batch waits `linger` seconds for more requests,
+    unless the last few had only one.
+    """
+
+    def __init__(
+        self, name: str, serve: Callable[[Sequence[T]], Sequence[R | Exception]], *, linger: float = 0.0
+    ) -> None:
+        self._name = name
+        self._serve = serve
+        self._linger = linger
+        self._alone = _FEW
+        """How many of the last batches had one request."""
+        self._waiting: queue.SimpleQueue[tuple[T, Future[R]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, request: T) -> Future[R]:
+        """Cancelling the future before its batch starts withdraws the request; later it has no effect."""
+        future: Future[R] = Future()
+        with self._lock:
+            if self._closed:
+                raise StoreError(f"{self._name}: it is closed; open the replay buffer again")
+            self._waiting.put((request, future))
+        return future
+
+    def close(self) -> None:
+        """Process waiting requests, then stop."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._waiting.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            batch, last = self._next_batch()
+            batch = [(request, future) for request, future in batch if future.set_running_or_notify_cancel()]
+            results: Sequence[R | Exception]
+            try:
+                results = self._serve([request for request, _ in batch]) if batch else []
+            except Exception as error:
+                results = [error] * len(batch)
+            for (_, future), result in zip(batch, results, strict=True):
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+
+    def _next_batch(self) -> tuple[list[tuple[T, Future[R]]], bool]:
+        """(requests, whether it is the last batch); waits for the first, takes all waiting."""
+        batch: list[tuple[T, Future[R]]] = []
+        item = self._waiting.get()
+        until = time.monotonic() + (self._linger if self._alone < _FEW else 0.0)
+        try:
+            while item is not None:
+                batch.append(item)
+                if len(batch) == _MAX_BATCH:
+                    return batch, False
+                item = self._waiting.get(timeout=max(until - time.monotonic(), 0.0))
+        except queue.Empty:
+            return batch, False
+        finally:
+            self._alone = 0 if len(batch) > 1 else self._alone + 1
+        return batch, True
+
+
 class ReplayBuffer:
     """Stores transitions and finds those that resemble a (state, action): a `Retriever` that grows.
 
@@ -78,9 +158,7 @@ class ReplayBuffer:
     ) -> None:
         self._store = store
         self._index = index
-        self._embedder = embedder
-        self._capacity = capacity
-        self._max_synthetic = max_synthetic
+        self._embedder, self._capacity, self._max_synthetic = embedder, capacity, max_synthetic
         self._read_identity()
         self._index.refresh(store)
         self._writer = Batcher[Addition, int](f"{store.name} (writing)", self._commit)
@@ -105,10 +183,8 @@ class ReplayBuffer:
 
         Args:
             store: a file, or ``postgresql://…`` for a server with pgvector.
-            embedder: the embedder or its name in the configuration; None opens an existing store whatever
-                made its keys, to look at it or to re-embed it.
-            index: how rows are searched; `auto` is exact up to `exact_limit` rows of one environment and
-                source, and approximate above.
+            embedder: the embedder or its name; None opens an existing store, to look at it or to re-embed it.
+            index: `auto` is exact up to `exact_limit` rows of one environment and source, approximate above.
             capacity: rows kept; beyond it the oldest synthetic rows go, and real ones only when none is left.
             max_synthetic: at most this many of a search's k rows are synthetic, unless its filter says.
             create: False to refuse a store that does not exist.
@@ -134,16 +210,8 @@ class ReplayBuffer:
         cls, store: str | Path, settings: ReplayConfig, *, create: bool = True, read_only: bool = False
     ) -> Self:
         """`open` with a run's settings."""
-        return cls.open(
-            store,
-            embedder=settings.embedder,
-            index=settings.index,
-            exact_limit=settings.exact_limit,
-            capacity=settings.capacity,
-            max_synthetic=settings.max_synthetic,
-            create=create,
-            read_only=read_only,
-        )
+        names = {"embedder", "index", "exact_limit", "capacity", "max_synthetic"}
+        return cls.open(store, **settings.model_dump(include=names), create=create, read_only=read_only)
 
     async def embed(self, pairs: Sequence[tuple[str, str]]) -> Keys:
         """Keys of (state text, action) pairs: compute them once, search with them, pass them to `add`."""
@@ -163,8 +231,7 @@ class ReplayBuffer:
         Args:
             keys: one per row, if they were computed already.
 
-        Returns:
-            How many rows were new.
+        Returns the number of rows that were new.
 
         Raises:
             StoreError: nothing of this call was stored, and why.
@@ -239,9 +306,7 @@ class ReplayBuffer:
         """Make new keys for every row, then switch to them at once.
 
         Until the switch searches use the old keys. If it is interrupted, the same call resumes.
-
-        Args:
-            on_progress: called with the number of rows done.
+        `on_progress` is called with the number of rows done.
         """
         await asyncio.to_thread(self._store.rekey_start, embedder.identity, embedder.dimension)
         done = 0
@@ -267,12 +332,7 @@ class ReplayBuffer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_identity(self) -> None:
@@ -288,9 +348,7 @@ class ReplayBuffer:
         self._index.refresh(self._store)
         current = [search for search in searches if search.embedder == self._identity]
         answers = iter(self._demonstrations(current))
-        stale = StoreError(
-            f"{self._store.name}: re-embedded meanwhile; make the key again and repeat the search"
-        )
+        stale = StoreError(f"{self._store.name}: re-embedded meanwhile; make new keys and search again")
         return [next(answers) if search.embedder == self._identity else stale for search in searches]
 
     def _demonstrations(self, searches: Sequence[_Search]) -> list[list[list[Demonstration]]]:
