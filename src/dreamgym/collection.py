@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +80,18 @@ async def collect(
         DataError: what is in the directory is damaged.
     """
     settings = config.collect
-    _check_policy(config)  # a wrong name is reported before anything starts
+    if names_language_model(settings.policy):  # a wrong name is reported before anything starts
+        check_language_model(settings.policy, config)
+    else:
+        resolve_policy(settings.policy, seed=config.seed, episode=0)
     clock = asyncio.get_running_loop().time
     started, report = clock(), CollectReport()
+
+    def notify() -> None:
+        report.seconds = clock() - started
+        if on_episode is not None:
+            on_episode(report)
+
     async with AsyncExitStack() as stack:
         writer = stack.enter_context(TrajectoryWriter(settings.out))
         models = await stack.enter_async_context(LanguageModels(config, folder=settings.out))
@@ -101,7 +109,6 @@ async def collect(
         finished: asyncio.Queue[Trajectory | RolloutFailure] = asyncio.Queue()
         try:
             async with asyncio.TaskGroup() as group:
-                notify = partial(_notify, report, started, clock, on_episode)
                 group.create_task(_store(finished, len(missing), writer, report, notify))
                 async for episode, task in _tasks(factory, config, sorted(missing.values())):
                     await places.acquire()
@@ -185,21 +192,6 @@ async def _store(
             else:
                 report.failures[result.kind] += 1
         notify()
-
-
-def _notify(
-    report: CollectReport, started: float, clock: Callable[[], float], on_episode: OnEpisode | None
-) -> None:
-    report.seconds = clock() - started
-    if on_episode is not None:
-        on_episode(report)
-
-
-def _check_policy(config: Config) -> None:
-    if names_language_model(config.collect.policy):
-        check_language_model(config.collect.policy, config)
-    else:
-        resolve_policy(config.collect.policy, seed=config.seed, episode=0)
 
 
 def _check_settings(config: Config, environment: str) -> None:

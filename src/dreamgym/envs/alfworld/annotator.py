@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dreamgym.envs.alfworld.goals import PROPERTY
+from dreamgym.envs.alfworld.goals import PROPERTY, kind_of
 from dreamgym.types import Annotation, Change, Fact, Note, Task, Trajectory, Transition
 
 AGENT = "agent1"
@@ -188,8 +188,8 @@ def _handling(known: _FactSet, kind: str, thing: str, place: str) -> Iterator[tu
     if kind in ("take", "move") and known.has("openable", place):
         yield f"{place} is {_door(known, place)}.", not known.closed(place)
     if kind in _MADE_WITH:
-        able = known.has(_MADE_WITH[kind][1], thing) and _kind(place) == _MADE_WITH[kind][0]
-        yield f"{place} can {kind} {_kind(thing)}: {_yes(able)}.", able
+        able = known.has(_MADE_WITH[kind][1], thing) and kind_of(place) == _MADE_WITH[kind][0]
+        yield f"{place} can {kind} {kind_of(thing)}: {_yes(able)}.", able
     if kind == "take":
         lies = next((f[2] for f in known.facts if f[:2] == ("inreceptacle", thing)), "no place")
         yield f"{thing} in {lies}, needs {place}: {_yes(lies == place)}.", lies == place
@@ -221,30 +221,26 @@ def _goal_check(known: _FactSet, kind: str, words: Mapping[str, str], goal: Mapp
     wanted = goal.get("object_target", "").lower()
     place = goal.get("toggle_target" if light else "parent_target", "").lower()
     if kind == "use" and light:
-        held = _kind(known.held() or "nothing ")
+        held = kind_of(known.held() or "nothing ")
         return f" wanted {wanted}, in hand {held}: {_yes(held == wanted)}."
     if kind != "move":
         return ""
     thing, here = words["o"], words["r"]
     checks = [
-        f"wanted {wanted}, this is {_kind(thing)}: {_yes(_kind(thing) == wanted)}",
-        f"wanted in {place}, this is {_kind(here)}: {_yes(_kind(here) == place)}",
+        f"wanted {wanted}, this is {kind_of(thing)}: {_yes(kind_of(thing) == wanted)}",
+        f"wanted in {place}, this is {kind_of(here)}: {_yes(kind_of(here) == place)}",
     ]
     made = PROPERTY.get(family)
     if made is not None:
         checks.append(f"wanted {made.removeprefix('is')}: {_yes(known.has(made, thing))}")
     if family == "pick_two_obj_and_place":
         there = [f[1] for f in known.facts if f[0] == "inreceptacle" and f[2] == here]
-        checks.append(f"wanted two, another there: {_yes(any(_kind(name) == wanted for name in there))}")
+        checks.append(f"wanted two, another there: {_yes(any(kind_of(name) == wanted for name in there))}")
     return f" {'; '.join(checks)}."
 
 
 def _yes(true: bool) -> str:
     return "yes" if true else "no"
-
-
-def _kind(name: str) -> str:
-    return name.rpartition(" ")[0]
 
 
 def _goal(task: Task) -> Mapping[str, str]:

@@ -56,16 +56,20 @@ class GeneratedGame:
     problem: str
 
     def parameters(self) -> dict[str, JsonValue]:
-        """The goal as the benchmark's ``pddl_params``, which the expert reads."""
-        lamp = self.goal.family == "look_at_obj_in_light"
-        return {
-            "task_type": self.goal.family,
-            "object_target": self.goal.object_class,
-            "parent_target": self.goal.receptacle_class,
-            "toggle_target": _LAMP if lamp else "",
-            "mrecep_target": "",
-            "object_sliced": False,
-        }
+        lamp = _LAMP if self.goal.family == "look_at_obj_in_light" else ""
+        return goal_parameters(self.goal.family, self.goal.object_class, self.goal.receptacle_class, lamp)
+
+
+def goal_parameters(family: str, thing: str, receptacle: str, lamp: str) -> dict[str, JsonValue]:
+    """A goal as the benchmark's ``pddl_params``, which the expert reads."""
+    return {
+        "task_type": family,
+        "object_target": thing,
+        "parent_target": receptacle,
+        "toggle_target": lamp,
+        "mrecep_target": "",
+        "object_sliced": False,
+    }
 
 
 def generate_game(split: str, seed: int, index: int, attempt: int) -> GeneratedGame:
@@ -108,11 +112,7 @@ def possible_goals(family: str, place: Room) -> list[Goal]:
     """Every goal of a family that is possible in a room, in a fixed order."""
     tables = affordances()
     stands = {name for _, name, _ in place.receptacles}
-    able = {
-        "pick_clean_then_place_in_recep": tables.cleanable,
-        "pick_heat_then_place_in_recep": tables.heatable,
-        "pick_cool_then_place_in_recep": tables.coolable,
-    }.get(family)
+    able = tables.suitable.get(family)
     objects = [name for name in place.object_classes if name != _LAMP and (able is None or name in able)]
     if family == "look_at_obj_in_light":
         if _LAMP not in place.object_classes or not stands & set(_LAMP_STANDS):
@@ -199,7 +199,7 @@ def _problem(place: Room, placed: Sequence[tuple[str, str]], rng: Random, goal: 
             f"inReceptacle {key} {stand}",
             f"objectAtLocation {key} {location_of[stand]}",
         ]
-        facts += [f"{predicate} {key}" for predicate, members in _properties().items() if name in members]
+        facts += [f"{predicate} {key}" for predicate, members in tables.properties.items() if name in members]
         facts.append(f"{'toggleable' if name == _LAMP else 'pickupable'} {key}")
     body = "\n".join(f"  ({fact})" for fact in facts)
     return (
@@ -207,14 +207,3 @@ def _problem(place: Room, placed: Sequence[tuple[str, str]], rng: Random, goal: 
         + "\n  ".join(declared)
         + f"\n)\n(:init\n{body}\n)\n{goal}"
     )
-
-
-def _properties() -> dict[str, frozenset[str]]:
-    tables = affordances()
-    return {
-        "cleanable": tables.cleanable,
-        "heatable": tables.heatable,
-        "coolable": tables.coolable,
-        "sliceable": tables.sliceable,
-        "isReceptacleObject": tables.holds_things,
-    }

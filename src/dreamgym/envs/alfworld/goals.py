@@ -35,7 +35,7 @@ def goal_met(task: Task, sheet: WorldSheet) -> bool:
     place = str(goal["parent_target"]).lower()
     there: dict[str, list[str]] = {}
     for thing, where in _pairs(sheet.facts, "inreceptacle"):
-        if _kind(thing) == wanted and _kind(where) == place:
+        if kind_of(thing) == wanted and kind_of(where) == place:
             there.setdefault(where, []).append(thing)
     if family == "pick_two_obj_and_place":
         return any(len(things) >= 2 for things in there.values())
@@ -57,11 +57,11 @@ def can_succeed(task: Task, sheet: WorldSheet, *, contains: Mapping[str, Set[str
     facts = set(sheet.facts)
     things = {thing for thing, _ in _pairs(facts, "inreceptacle")}
     things |= {thing for _, thing in _pairs(facts, "holds")}
-    stands = {_kind(where) for where, _ in _pairs(facts, "receptacleatlocation")}
-    found = [thing for thing in things if _kind(thing) == wanted.lower() and ("pickupable", thing) in facts]
+    stands = {kind_of(where) for where, _ in _pairs(facts, "receptacleatlocation")}
+    found = [thing for thing in things if kind_of(thing) == wanted.lower() and ("pickupable", thing) in facts]
     if family == "look_at_obj_in_light":
         lamp = str(goal["toggle_target"]).lower()
-        lamps = [t for t in things if _kind(t) == lamp and ("toggleable", t) in facts]
+        lamps = [t for t in things if kind_of(t) == lamp and ("toggleable", t) in facts]
         return bool(found and lamps) and not goal_met(task, sheet)
     if place.lower() not in stands or (contains is not None and wanted not in contains.get(place, ())):
         return False
@@ -82,11 +82,11 @@ def _goal(task: Task) -> Mapping[str, object]:
 def _lit(sheet: WorldSheet, wanted: str, lamp: str) -> bool:
     """The object is carried, and a lamp at the agent's location is on."""
     facts = set(sheet.facts)
-    held = any(_kind(thing) == wanted for _, thing in _pairs(facts, "holds"))
+    held = any(kind_of(thing) == wanted for _, thing in _pairs(facts, "holds"))
     here = {location for _, location in _pairs(facts, "atlocation")}
     stands = {where for where, location in _pairs(facts, "receptacleatlocation") if location in here}
     return held and any(
-        where in stands and _kind(thing) == lamp and ("istoggled", thing) in facts
+        where in stands and kind_of(thing) == lamp and ("istoggled", thing) in facts
         for thing, where in _pairs(facts, "inreceptacle")
     )
 
@@ -96,5 +96,6 @@ def _pairs(facts: Iterable[Fact], relation: str) -> Iterator[tuple[str, str]]:
     return ((fact[1], fact[2]) for fact in facts if fact[0] == relation and len(fact) == 3)
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """``mug`` of ``mug 2``."""
     return name.rpartition(" ")[0]

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dreamgym.envs.alfworld.generate import FAMILIES, SPLITS, generate_game
+from dreamgym.envs.alfworld.generate import FAMILIES, SPLITS, generate_game, goal_parameters
 from dreamgym.envs.alfworld.goals import can_succeed
 from dreamgym.envs.alfworld.rooms import affordances
 from dreamgym.errors import MissingExtraError
-from dreamgym.types import JsonValue, Task, WorldSheet
+from dreamgym.types import Task, WorldSheet
 
 _LONGEST = 200
 """Maximum characters of an instruction; the benchmark's longest has 60."""
@@ -86,14 +86,7 @@ async def evaluation_instructions(data: Path | None) -> list[str]:
 
 
 def _task(family: str, template: str, words: Mapping[str, str]) -> Task:
-    goal: dict[str, JsonValue] = {
-        "task_type": family,
-        "object_target": words["obj"],
-        "parent_target": words.get("recep", ""),
-        "toggle_target": words.get("toggle", ""),
-        "mrecep_target": "",
-        "object_sliced": False,
-    }
+    goal = goal_parameters(family, words["obj"], words.get("recep", ""), words.get("toggle", ""))
     return Task(
         id=f"generated/{family}-{words['obj']}-None-{words.get('recep') or words['toggle']}",
         instruction=template.format(**{slot: word.lower() for slot, word in words.items()}),
@@ -110,11 +103,7 @@ def _classes(family: str, words: Mapping[str, str]) -> dict[str, str] | None:
     thing = _things().get(_joined(words["obj"]))
     if thing is None and family == "pick_two_obj_and_place":
         thing = _things().get(_joined(words["obj"]).removesuffix("s"))
-    able = {
-        "pick_clean_then_place_in_recep": tables.cleanable,
-        "pick_heat_then_place_in_recep": tables.heatable,
-        "pick_cool_then_place_in_recep": tables.coolable,
-    }.get(family)
+    able = tables.suitable.get(family)
     if thing is None or (able is not None and thing not in able):
         return None
     if "toggle" in words:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dreamgym.envs.alfworld.goals import kind_of
 from dreamgym.envs.alfworld.instructions import task_from_instruction
 from dreamgym.types import State, Task, Transition
 
@@ -45,7 +46,7 @@ def think(task: Task, history: Sequence[Transition], state: State) -> str | None
     progress = _Progress()
     for text in (*(transition.state.text for transition in history), state.text):
         progress.add(text, place)
-    held = progress.held if progress.held is not None and _kind(progress.held) == wanted else None
+    held = progress.held if progress.held is not None and kind_of(progress.held) == wanted else None
     if held is None and progress.held is not None:
         return f"put {progress.held} away"
     if held is None:
@@ -56,7 +57,7 @@ def think(task: Task, history: Sequence[Transition], state: State) -> str | None
         return f"{treatment} {held}"
     if family == "look_at_obj_in_light":
         lamp = str(goal["toggle_target"]).lower()
-        known = [name for name in progress.seen_at if _kind(name) == lamp]
+        known = [name for name in progress.seen_at if kind_of(name) == lamp]
         return f"look at {held}: " + (
             f"{known[0]} is at {progress.seen_at[known[0]]}" if known else f"not at {progress.at}"
         )
@@ -82,7 +83,7 @@ class _Progress:
             self.placed.discard(found[1])
         elif found := _MOVED.search(text):
             self.held = None
-            if _kind(found[2]) == place:
+            if kind_of(found[2]) == place:
                 self.placed.add(found[1])
         elif found := _TREATED.search(text):
             self.treated.add((found[1], found[2]))
@@ -104,7 +105,3 @@ def _goal(task: Task) -> Mapping[str, object] | None:
         known = task_from_instruction(task.instruction)
         found = known.parameters["goal"] if known is not None else None
     return found if isinstance(found, Mapping) else None
-
-
-def _kind(name: str) -> str:
-    return name.rpartition(" ")[0]

@@ -46,10 +46,10 @@ class Affordances:
     """The benchmark's tables of classes."""
 
     contains: Mapping[str, frozenset[str]]
-    cleanable: frozenset[str]
-    heatable: frozenset[str]
-    coolable: frozenset[str]
-    sliceable: frozenset[str]
+    properties: Mapping[str, frozenset[str]]
+    """Object classes by the PDDL predicate that marks them."""
+    suitable: Mapping[str, frozenset[str]]
+    """Object classes that can be treated as a family of tasks requires."""
     openable: frozenset[str]
     holds_things: frozenset[str]
     family_rooms: Mapping[str, frozenset[str]]
@@ -60,14 +60,20 @@ def affordances() -> Affordances:
     from alfworld.gen import constants
 
     acts = constants.VAL_ACTION_OBJECTS
+    holds_things = frozenset(constants.MOVABLE_RECEPTACLES)
     return Affordances(
         contains={name: frozenset(held) for name, held in constants.VAL_RECEPTACLE_OBJECTS.items()},
-        cleanable=frozenset(acts["Cleanable"]),
-        heatable=frozenset(acts["Heatable"]),
-        coolable=frozenset(acts["Coolable"]),
-        sliceable=frozenset(acts["Sliceable"]),
+        properties={
+            **{f"{act}able": frozenset(acts[f"{act.title()}able"]) for act in ("clean", "heat", "cool")},
+            "sliceable": frozenset(acts["Sliceable"]),
+            "isReceptacleObject": holds_things,
+        },
+        suitable={
+            f"pick_{act}_then_place_in_recep": frozenset(acts[f"{act.title()}able"])
+            for act in ("clean", "heat", "cool")
+        },
         openable=frozenset(constants.OPENABLE_CLASS_LIST),
-        holds_things=frozenset(constants.MOVABLE_RECEPTACLES),
+        holds_things=holds_things,
         family_rooms={name: frozenset(kinds) for name, kinds in constants.GOALS_VALID.items()},
     )
 
@@ -102,12 +108,8 @@ def room(number: int) -> Room:
         number=number,
         kind=room_numbers()[number],
         receptacles=tuple(sorted((_mangle(key), name, _mangle(at)) for key, (name, at) in standing.items())),
-        object_classes=tuple(sorted((classes & placeable) | _lamps(classes))),
+        object_classes=tuple(sorted(classes & (placeable | {"DeskLamp"}))),
     )
-
-
-def _lamps(classes: set[str]) -> set[str]:
-    return classes & {"DeskLamp"}
 
 
 def _class_of(identifier: str) -> str:

@@ -13,7 +13,6 @@ from typing import Literal, cast, overload
 
 from pydantic import Field
 
-from dreamgym.config import Section
 from dreamgym.envs.episode import Episode, check_count, check_expert, check_split
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.envs.textworld.annotator import TextWorldAnnotator
@@ -24,6 +23,7 @@ from dreamgym.envs.textworld.task_source import (
     NAME,
     SEEDS,
     CookingGame,
+    CookingOptions,
     GameSettings,
     Split,
     TreasureGame,
@@ -36,24 +36,15 @@ from dreamgym.errors import EpisodeOverError, MissingExtraError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
-class TextWorldOptions(Section):
+class TextWorldOptions(CookingOptions):
     """Options of the TextWorld environment."""
 
     family: Literal["both", "cooking", "treasure"] = Field("both", description="the kind of game")
-    ingredients: int = Field(1, ge=1, le=5, description="cooking: how many to find and prepare")
-    rooms: Literal[1, 6, 9, 12] = Field(6, description="cooking: rooms of the house")
-    cook: bool = Field(True, description="cooking: ingredients must be fried, roasted or grilled")
-    cut: bool = Field(True, description="cooking: ingredients must be chopped, sliced or diced")
-    open: bool = Field(True, description="cooking: doors and containers start closed")
     level: int = Field(
         15,
         ge=1,
         le=25,
         description="treasure: from 1 in 5 rooms, from 11 in 10 with doors, from 21 in 20 with locks",
-    )
-    foods: Literal["own", "train"] = Field(
-        "own",
-        description="cooking: each split has foods of its own (the official ones), or all those of train",
     )
     games: int | None = Field(None, ge=1, description="number of games in a split; none for all")
     horizon: int = Field(
@@ -118,16 +109,8 @@ class TextWorldFactory:
         family = options.family if options.family != "both" else ("cooking", "treasure")[seed % 2]
         if family == "treasure":
             return TreasureGame(split=split, seed=seed, level=options.level)
-        return CookingGame(
-            split=split,
-            seed=seed,
-            ingredients=options.ingredients,
-            rooms=options.rooms,
-            open=options.open,
-            cook=options.cook,
-            cut=options.cut,
-            foods=options.foods,
-        )
+        shared = options.model_dump(include=set(CookingOptions.model_fields))
+        return CookingGame(split=split, seed=seed, **shared)
 
 
 class _Tasks(Sequence[Task]):

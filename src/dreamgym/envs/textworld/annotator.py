@@ -65,23 +65,23 @@ class TextWorldAnnotator:
 def explain(known: GameFacts, transition: Transition) -> Note:
     kind, *names = parsed(transition.action)
     thing, other = (known.named(name) for name in names)
-    said: list[str] = []
+    parts: list[str] = []
     for check, met in checks(known, kind, thing, other):
-        said.append(f"{check}: {_yes(met)}")
+        parts.append(f"{check}: {_yes(met)}")
         if not met:
             break
     if transition.outcome.next_state.text in REFUSALS:
-        return Note(reasoning=". ".join([*said, "not possible"]) + ".")
+        return Note(reasoning=". ".join([*parts, "not possible"]) + ".")
     if (kind, thing) == ("examine", "cookbook"):
         # Quoted first: after the long start of the cookbook, a small model loses the ingredients.
-        said += [wanted_line(known, food) for food in known.recipe]
-    said += _goal_check(known, kind, thing, other)
+        parts += [wanted_line(known, food) for food in known.recipe]
+    parts += _goal_check(known, kind, thing, other)
     if transition.outcome.success:
-        said.append("the task is done")
+        parts.append("the task is done")
     elif transition.outcome.terminated:
-        said.append("all is lost")
+        parts.append("all is lost")
     return Note(
-        reasoning=". ".join(said or ["nothing changes"]) + ".", change=changes(known, kind, thing, other)
+        reasoning=". ".join(parts or ["nothing changes"]) + ".", change=changes(known, kind, thing, other)
     )
 
 

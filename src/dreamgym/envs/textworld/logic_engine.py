@@ -135,13 +135,13 @@ class GameSession:
             return self._scene.look()
         if kind.startswith("make/"):
             return "Adding the meal to your inventory."
-        told = f"You {action.format_command(self._named)}."
+        sentence = f"You {action.format_command(self._named)}."
         thing = action.command_template.partition("{")[2].partition("}")[0]
         if kind == "open/c":
-            return f"{told} {self._scene.contents(thing) or 'It is empty.'}"
+            return f"{sentence} {self._scene.contents(thing) or 'It is empty.'}"
         if kind.startswith("cook/"):
-            return f"{told} It is {self._scene.condition(thing)[-1]} now."
-        return told
+            return f"{sentence} It is {self._scene.condition(thing)[-1]} now."
+        return sentence
 
 
 def _way_to(thing: str, known: GameFacts) -> str:

@@ -43,20 +43,27 @@ _GAMES_KEPT = 128
 _TRUE_ON_A_GRID = ("dr", "link", "nav_", "too_many_doors")
 
 
-class CookingGame(Section):
+class CookingOptions(Section):
+    """What a cooking game requires of the agent."""
+
+    ingredients: int = Field(1, ge=1, le=5, description="cooking: how many to find and prepare")
+    rooms: Literal[1, 6, 9, 12] = Field(6, description="cooking: rooms of the house")
+    cook: bool = Field(True, description="cooking: ingredients must be fried, roasted or grilled")
+    cut: bool = Field(True, description="cooking: ingredients must be chopped, sliced or diced")
+    open: bool = Field(True, description="cooking: doors and containers start closed")
+    foods: Literal["own", "train"] = Field(
+        "own",
+        description="cooking: each split has foods of its own (the official ones), or all those of train",
+    )
+
+
+class CookingGame(CookingOptions):
     """Find the kitchen, read the cookbook, prepare the ingredients as it says, cook the meal, eat it."""
 
     family: Literal["cooking"] = "cooking"
     split: Split
     """The official split of foods: held-out splits have foods and preparations that training has not."""
     seed: int = Field(ge=0, lt=_NEXT_TRY)
-    ingredients: int = Field(1, ge=1, le=5)
-    rooms: Literal[1, 6, 9, 12] = 6
-    open: bool = True
-    cook: bool = True
-    cut: bool = True
-    foods: Literal["own", "train"] = "own"
-    """``train``: the foods and preparations of training, in a game that training does not have."""
 
     @property
     def id(self) -> str:
