@@ -171,7 +171,6 @@ def taught(model: ScriptedLanguageModel) -> FineTunedTaskProposer:
         name="experience",
         prompt=lambda task: f"task: {task.instruction}\naction: vary\n",
         parse=lambda text: text.removeprefix("new: ") if text.startswith("new: ") else None,
-        temperature=0.9,
     )
 
 
@@ -194,7 +193,7 @@ async def test_taught_weights_are_sampled_in_their_own_form_with_seeds_of_their_
         for task in made[0]
     )
     assert all(request.prompt.endswith("action: vary\n") for request in model.requests)
-    assert {request.temperature for request in model.requests} == {0.9}
+    assert {request.temperature for request in model.requests} == {1.0}
     assert len({request.seed for request in model.requests[:16]}) == 16
 
 

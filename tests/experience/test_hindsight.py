@@ -6,7 +6,7 @@ from collections import Counter
 
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.experience.world_sheet import StateReader, hindsight_sheet
+from dreamgym.experience.world_sheet import hindsight_sheet
 from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition
 
 
@@ -73,9 +73,3 @@ def test_what_was_taken_unseen_was_where_it_was_taken_from_and_what_closes_had_b
 
 def test_a_refusal_and_an_empty_place_reveal_nothing() -> None:
     assert hindsight_sheet(told("Start.", "Nothing happens.", "On the desk 1, you see nothing.")).facts == ()
-
-
-def test_another_environment_brings_its_own_reader() -> None:
-    ours = StateReader(inside="in", shown=(), ended=(), begun=())
-    found = hindsight_sheet(told("In the box 1, you see a coin 3."), ours)
-    assert found.facts == (("in", "coin 3", "box 1"),)

@@ -11,7 +11,7 @@ import pytest
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld.goals import can_succeed, goal_met
-from dreamgym.experience.world_sheet import SheetSampler, layout_of
+from dreamgym.experience.world_sheet import INSIDE, SheetSampler, layout_of
 from dreamgym.types import Trajectory, WorldSheet
 
 
@@ -78,16 +78,16 @@ def test_the_same_seed_gives_the_same_sheet_and_share_zero_a_known_one(
 def test_objects_never_contain_each_other() -> None:
     sheet = WorldSheet(
         facts=(
-            ("in", "box 1", "box 2"),
-            ("in", "box 2", "shelf 1"),
-            ("in", "pen 1", "box 1"),
+            (INSIDE, "box 1", "box 2"),
+            (INSIDE, "box 2", "shelf 1"),
+            (INSIDE, "pen 1", "box 1"),
         )
     )
     for seed in range(50):
-        made = SheetSampler([sheet], inside="in").recombine(Random(seed), share=1.0)
-        assert ("in", "box 2", "shelf 1") in made.facts
+        made = SheetSampler([sheet]).recombine(Random(seed), share=1.0)
+        assert (INSIDE, "box 2", "shelf 1") in made.facts
         assert made.facts[0][2] == "shelf 1"
-        assert ("in", "pen 1", "box 1") in made.facts
+        assert (INSIDE, "pen 1", "box 1") in made.facts
 
 
 def test_the_task_can_succeed_on_a_sampled_sheet(recorded: Sequence[Trajectory]) -> None:

@@ -57,7 +57,7 @@ async def _script(
                 step.action,
                 settings=SETTINGS,
             )
-            replies[asked] = fault(trajectory, question.position, reply_text(note, step.outcome))
+            replies[asked] = fault(trajectory, len(question.history), reply_text(note, step.outcome))
     return lambda request: replies.get(request.prompt) or unknown(request)
 
 

@@ -53,16 +53,12 @@ class PromptedTaskProposer:
         name: str,
         objects: Callable[[Task], str] = lambda task: "",
         examples: Sequence[str] = (),
-        temperature: float = 1.0,
-        max_tokens: int = 600,
     ) -> None:
         """`objects` says what a task can be about; `examples` show how tasks are worded."""
         self.name = name
         self._model = model
         self._objects = objects
         self._examples = tuple(examples)
-        self._temperature = temperature
-        self._max_tokens = max_tokens
 
     async def propose(self, task: Task, *, count: int, seed: int) -> list[str | None]:
         examples = [f"- {quote(example, _TEXT_LIMIT)}" for example in self._examples]
@@ -75,7 +71,7 @@ class PromptedTaskProposer:
             examples="\n".join(examples) or "(none)",
             count=count,
         )
-        found = parse_variations(await self._reply(prompt, seed, self._temperature, _Variations))
+        found = parse_variations(await self._reply(prompt, seed, 1.0, _Variations))
         return [None] if found is None else list(found[:count])
 
     async def select(self, task: Task, candidates: Sequence[str], *, seed: int) -> Selection | None:
@@ -92,7 +88,7 @@ class PromptedTaskProposer:
     async def _reply(self, prompt: str, seed: int, temperature: float, schema: type[BaseModel]) -> str:
         request = CompletionRequest(
             prompt=prompt,
-            max_tokens=self._max_tokens,
+            max_tokens=600,
             temperature=temperature,
             seed=seed,
             schema=schema.model_json_schema(),
@@ -111,15 +107,11 @@ class FineTunedTaskProposer:
         name: str,
         prompt: Callable[[Task], str | None],
         parse: Callable[[str], str | None],
-        temperature: float = 1.0,
-        max_tokens: int = 60,
     ) -> None:
         self.name = name
         self._model = model
         self._prompt = prompt
         self._parse = parse
-        self._temperature = temperature
-        self._max_tokens = max_tokens
 
     async def propose(self, task: Task, *, count: int, seed: int) -> list[str | None]:
         prompt = self._prompt(task)
@@ -128,8 +120,8 @@ class FineTunedTaskProposer:
         requests = [
             CompletionRequest(
                 prompt=prompt,
-                max_tokens=self._max_tokens,
-                temperature=self._temperature,
+                max_tokens=60,
+                temperature=1.0,
                 stop=("\n",),
                 seed=derive_seed(seed, number) % 2**32,
             )

@@ -82,10 +82,7 @@ async def measure_fidelity(
     judge: RubricJudge | None = None,
     gamma: float = 0.99,
     repeats: int = 2,
-    near_misses: bool = True,
     seed: int = 0,
-    concurrency: int = 64,
-    real_concurrency: int = 8,
     on_stage: OnStage | None = None,
 ) -> Fidelity:
     """All measurements. `trajectories` are real and of tasks that the model was not fine-tuned on.
@@ -93,31 +90,24 @@ async def measure_fidelity(
     Args:
         judge: scores synthetic episodes by the paper's rubrics, if given.
         repeats: synthetic episodes per action list, for the replay spread.
-        near_misses: also try action lists with one action left out for dream → real.
     """
 
     def counter(stage: str) -> OnCount | None:
         return functools.partial(on_stage, stage) if on_stage is not None else None
 
-    steps = await measure_steps(
-        experience_model, annotator, trajectories, in_flight=concurrency, on_count=counter("single steps")
-    )
+    steps = await measure_steps(experience_model, annotator, trajectories, on_count=counter("single steps"))
     lists = [ActionList.of(trajectory) for trajectory in trajectories]
     missed: list[ActionList] = []
-    if factory is not None and near_misses:
+    if factory is not None:
         missed = [near_miss(ActionList.of(each), seed=seed) for each in trajectories if each.success]
-    played = await replay_in_dream(
-        experience_model, [*lists * repeats, *missed], in_flight=concurrency, on_count=counter("dreams")
-    )
+    played = await replay_in_dream(experience_model, [*lists * repeats, *missed], on_count=counter("dreams"))
     repeated, tried = played[: len(lists) * repeats], played[len(lists) * repeats :]
     dreams = repeated[: len(lists)]
     back: Transfer | None = None
     back_from_near: Transfer | None = None
     if factory is not None:
         promising = dream_successes([*dreams, *tried])
-        replays = await replay_in_reality(
-            factory, promising, in_flight=real_concurrency, on_count=counter("in reality")
-        )
+        replays = await replay_in_reality(factory, promising, on_count=counter("in reality"))
         back = arrived(replays)
         if missed:
             back_from_near = arrived(replays[len(dream_successes(dreams)) :])

@@ -29,7 +29,6 @@ class StepQuestion:
     """One transition to predict, with all that the model may know of it."""
 
     trajectory_id: str
-    position: int
     task: Task
     sheet: WorldSheet
     """As it truly is before the action."""
@@ -44,7 +43,6 @@ class StepRecord:
     """One transition, as it was and as it was predicted."""
 
     trajectory_id: str
-    position: int
     action: str
     real: Outcome
     predicted: Outcome | None
@@ -136,7 +134,6 @@ async def step_questions(annotator: Annotator, trajectories: Iterable[Trajectory
             questions.append(
                 StepQuestion(
                     trajectory_id=trajectory.id,
-                    position=position,
                     task=trajectory.task,
                     sheet=sheet,
                     history=trajectory.transitions[:position],
@@ -238,7 +235,6 @@ def _record(question: StepQuestion, predicted: Outcome | None, failure: FailureK
         invented = _name_like(told) - known
     return StepRecord(
         trajectory_id=question.trajectory_id,
-        position=question.position,
         action=step.action,
         real=step.outcome,
         predicted=predicted,

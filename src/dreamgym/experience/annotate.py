@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotation_store import AnnotationStore
 from dreamgym.experience.reply_format import has_plain_number
-from dreamgym.experience.world_sheet import StateReader
+from dreamgym.experience.world_sheet import changed_in
 from dreamgym.protocols import Annotator, LanguageModel
 from dreamgym.structured import (
     RequestCounts,
@@ -170,12 +170,9 @@ class LanguageModelAnnotator:
 
 
 class PlainAnnotator:
-    """States which lines of a state are new, without a language model; facts are those of `StateReader`."""
+    """States which lines of a state are new, without a language model; facts are those of `changed_in`."""
 
     name = "plain"
-
-    def __init__(self, reader: StateReader | None = None) -> None:
-        self._reader = reader or StateReader()
 
     async def annotate(self, trajectory: Trajectory) -> Annotation:
         return Annotation(
@@ -183,7 +180,7 @@ class PlainAnnotator:
             success_mode="not explained",
             failure_mode="not explained",
             notes=tuple(
-                Note(reasoning=_new_lines(step), change=self._reader.change(step.outcome.next_state))
+                Note(reasoning=_new_lines(step), change=changed_in(step.outcome.next_state))
                 for step in trajectory.transitions
             ),
         )

@@ -12,6 +12,9 @@ from dreamgym.protocols import LanguageModel
 from dreamgym.structured import ask_structured, fill_template, parse_json, quote, quote_json
 from dreamgym.types import CompletionRequest, FailureKind, Task, Transition, Verdict, WorldSheet
 
+_TEXT_LIMIT = 4_000
+"""Characters of each state in the prompt of a judge."""
+
 
 class ModelVerdict:
     """The experience model's own verdict, as in the paper."""
@@ -51,10 +54,9 @@ class EvidenceJudge:
     """Another language model decides, and must quote the evidence. It is asked only where the experience
     model claims success: elsewhere each error would be a reward for nothing."""
 
-    def __init__(self, model: LanguageModel, *, attempts: int = 3, text_limit: int = 4_000) -> None:
+    def __init__(self, model: LanguageModel, *, attempts: int = 3) -> None:
         self._model = model
         self._attempts = attempts
-        self._text_limit = text_limit
 
     async def verdict(
         self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
@@ -64,15 +66,15 @@ class EvidenceJudge:
 
     async def _is_done(self, task: Task, sheet: WorldSheet, transition: Transition) -> bool:
         facts = [" ".join(fact) for fact in sheet.facts[:MAX_FACTS]]
-        after = transition.outcome.next_state.text[: self._text_limit]
+        after = transition.outcome.next_state.text[:_TEXT_LIMIT]
         prompt = fill_template(
             __package__,
             "evidence-judge.md",
             environment=quote(task.environment),
-            task=quote(task.instruction, self._text_limit),
+            task=quote(task.instruction, _TEXT_LIMIT),
             facts=quote_json(facts) if facts else "(none are known)",
-            state=quote(transition.state.text, self._text_limit),
-            action=quote(transition.action, self._text_limit),
+            state=quote(transition.state.text, _TEXT_LIMIT),
+            action=quote(transition.action, _TEXT_LIMIT),
             next_state=quote(after),
         )
         found = await ask_structured(

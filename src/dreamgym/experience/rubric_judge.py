@@ -13,6 +13,9 @@ from dreamgym.types import CompletionRequest, Task, Transition
 
 RUBRICS = ("consistency", "diversity", "informativeness", "hallucination")
 
+_HISTORY = 4
+"""Transitions before the judged one in the prompt."""
+_TEXT_LIMIT = 2_000
 _Score = Annotated[int, Field(ge=0, le=2)]
 
 
@@ -30,23 +33,12 @@ class Scores(BaseModel):
 class RubricJudge:
     """Scores transitions with any language model."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        *,
-        name: str,
-        attempts: int = 3,
-        max_tokens: int = 100,
-        history: int = 4,
-        text_limit: int = 2_000,
-    ) -> None:
+    def __init__(self, model: LanguageModel, *, name: str, attempts: int = 3, max_tokens: int = 100) -> None:
         """`name` is the judging model and its version: part of every result."""
         self.name = name
         self._model = model
         self._attempts = attempts
         self._max_tokens = max_tokens
-        self._history = history
-        self._text_limit = text_limit
 
     async def score(self, task: Task, history: Sequence[Transition], transition: Transition) -> Scores:
         request = CompletionRequest(
@@ -64,9 +56,9 @@ class RubricJudge:
 
     def _prompt(self, task: Task, history: Sequence[Transition], transition: Transition) -> str:
         def text(value: str) -> str:
-            return quote(value, self._text_limit)
+            return quote(value, _TEXT_LIMIT)
 
-        recent = history[-self._history :] if self._history else ()
+        recent = history[-_HISTORY:]
         past = [f"- {text(each.action)} led to {text(each.outcome.next_state.text)}" for each in recent]
         outcome = transition.outcome
         return fill_template(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import TypeAlias
 
@@ -23,6 +23,8 @@ MAX_FACTS = 300
 """In one prompt."""
 INSIDE = "inreceptacle"
 """The predicate of an object and its place."""
+_ATTEMPTS = 200
+"""Recombined sheets, of which the first on which a task can succeed is used."""
 TaskCheck: TypeAlias = Callable[[Task, WorldSheet], bool]
 """Whether a task is done, or can be done, on these facts."""
 _NUMBERED = re.compile(r"(?P<kind>.*) (?P<number>[0-9]{1,9})", re.S)
@@ -159,31 +161,23 @@ _BEGUN = _patterns(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateReader:
-    """Reads facts from the texts of states. The default knows the phrases of household text games."""
+_LISTING = re.compile(
+    r"(?:(?:On|In) the (?P<on>\w+ \d+)|The (?P<inside>\w+ \d+) is open\. In it), you see (?P<things>[^.]+)\."
+)
+_OBJECT = re.compile(rf"\ban? {_NAME}")
 
-    inside: str = INSIDE
-    listing: re.Pattern[str] = re.compile(
-        r"(?:(?:On|In) the (?P<on>\w+ \d+)|The (?P<inside>\w+ \d+) is open\. In it), "
-        r"you see (?P<things>[^.]+)\."
-    )
-    object: re.Pattern[str] = re.compile(rf"\ban? {_NAME}")
-    shown: FactPatterns = _SHOWN
-    ended: FactPatterns = _ENDED
-    begun: FactPatterns = _BEGUN
 
-    def facts(self, state: State) -> Iterator[Fact]:
-        """The facts that a state shows."""
-        for found in self.listing.finditer(state.text):
-            place = found["on"] or found["inside"]
-            for name in self.object.findall(found["things"]):
-                yield (self.inside, name, place)
-        yield from _read(self.shown, state)
+def shown_in(state: State) -> Iterator[Fact]:
+    """The facts that a state shows, by the phrases of household text games."""
+    for found in _LISTING.finditer(state.text):
+        for name in _OBJECT.findall(found["things"]):
+            yield (INSIDE, name, found["on"] or found["inside"])
+    yield from _read(_SHOWN, state)
 
-    def change(self, state: State) -> Change:
-        """The facts that the action before this state ended and began."""
-        return Change(ended=tuple(_read(self.ended, state)), begun=tuple(_read(self.begun, state)))
+
+def changed_in(state: State) -> Change:
+    """The facts that the action before this state ended and began, by the same phrases."""
+    return Change(ended=tuple(_read(_ENDED, state)), begun=tuple(_read(_BEGUN, state)))
 
 
 def _read(patterns: FactPatterns, state: State) -> Iterator[Fact]:
@@ -192,11 +186,10 @@ def _read(patterns: FactPatterns, state: State) -> Iterator[Fact]:
             yield (predicate, *found.groups())
 
 
-def hindsight_sheet(trajectory: Trajectory, reader: StateReader | None = None) -> WorldSheet:
+def hindsight_sheet(trajectory: Trajectory) -> WorldSheet:
     """The facts that a trajectory proves to have been true at its start, sorted; correct where only the
-    agent changes facts and the reader recognises every change."""
-    reader = reader or StateReader()
-    first: set[Fact] = set(reader.facts(trajectory.start))
+    agent changes facts and every change is recognised."""
+    first: set[Fact] = set(shown_in(trajectory.start))
     changed: set[Fact] = set()
 
     def add_unchanged(facts: Iterable[Fact]) -> None:
@@ -204,10 +197,10 @@ def hindsight_sheet(trajectory: Trajectory, reader: StateReader | None = None) -
 
     for transition in trajectory.transitions:
         state = transition.outcome.next_state
-        change = reader.change(state)
+        change = changed_in(state)
         add_unchanged(change.ended)  # a fact that could end was true before
         changed.update(change.ended, change.begun)
-        add_unchanged(reader.facts(state))
+        add_unchanged(shown_in(state))
     return WorldSheet(facts=tuple(sorted(first)))
 
 
@@ -218,25 +211,24 @@ def with_sheet(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, sheet=hindsight_sheet(trajectory))
 
 
-def layout_of(sheet: WorldSheet, *, inside: str = INSIDE) -> frozenset[Fact]:
+def layout_of(sheet: WorldSheet) -> frozenset[Fact]:
     """The facts about nothing that lies inside something: equal for all sheets of one room."""
-    objects = _placed(sheet, inside)
+    objects = _placed(sheet)
     return frozenset(fact for fact in sheet.facts if not objects.intersection(fact[1:]))
 
 
 class SheetSampler:
     """New sheets from known ones: an object is placed where one of its kind was in a sheet of that layout."""
 
-    def __init__(self, sheets: Iterable[WorldSheet], *, inside: str = INSIDE) -> None:
-        self._inside = inside
+    def __init__(self, sheets: Iterable[WorldSheet]) -> None:
         self._sheets = tuple(sheets)
         if not self._sheets:
             raise ValueError("expected at least one sheet to recombine, got none")
-        self._layouts = [layout_of(sheet, inside=inside) for sheet in self._sheets]
+        self._layouts = [layout_of(sheet) for sheet in self._sheets]
         known: dict[frozenset[Fact], list[WorldSheet]] = {}
         for layout, sheet in zip(self._layouts, self._sheets, strict=True):
             known.setdefault(layout, []).append(sheet)
-        self._places = {layout: _places(sheets, inside) for layout, sheets in known.items()}
+        self._places = {layout: _places(sheets) for layout, sheets in known.items()}
 
     def recombine(self, rng: Random, *, share: float = 0.5) -> WorldSheet:
         """One of the sheets; each object is placed anew with the probability `share`."""
@@ -244,31 +236,29 @@ class SheetSampler:
         places = self._places[self._layouts[chosen]]
 
         def moved(fact: Fact) -> Fact:
-            choices = places.get(kind_of(fact[1])) if fact[0] == self._inside else None
+            choices = places.get(kind_of(fact[1])) if fact[0] == INSIDE else None
             if not choices or rng.random() >= share:
                 return fact
-            return (self._inside, fact[1], rng.choice(choices))
+            return (INSIDE, fact[1], rng.choice(choices))
 
         return WorldSheet(facts=tuple(moved(fact) for fact in self._sheets[chosen].facts))
 
-    def sample(
-        self, task: Task, rng: Random, can_succeed: TaskCheck, *, share: float = 0.5, attempts: int = 200
-    ) -> WorldSheet | None:
+    def sample(self, task: Task, rng: Random, can_succeed: TaskCheck) -> WorldSheet | None:
         """A new sheet on which the task can succeed; None if no attempt gave one."""
-        candidates = (self.recombine(rng, share=share) for _ in range(attempts))
+        candidates = (self.recombine(rng) for _ in range(_ATTEMPTS))
         return next((sheet for sheet in candidates if can_succeed(task, sheet)), None)
 
 
-def _places(sheets: Sequence[WorldSheet], inside: str) -> dict[str, list[str]]:
+def _places(sheets: Sequence[WorldSheet]) -> dict[str, list[str]]:
     """The places of each kind of object; never another object, or two could contain each other."""
     found: dict[str, set[str]] = {}
     for sheet in sheets:
-        objects = _placed(sheet, inside)
+        objects = _placed(sheet)
         for fact in sheet.facts:
-            if fact[0] == inside and fact[2] not in objects:
+            if fact[0] == INSIDE and fact[2] not in objects:
                 found.setdefault(kind_of(fact[1]), set()).add(fact[2])
     return {kind: sorted(places) for kind, places in found.items()}
 
 
-def _placed(sheet: WorldSheet, inside: str) -> set[str]:
-    return {fact[1] for fact in sheet.facts if fact[0] == inside}
+def _placed(sheet: WorldSheet) -> set[str]:
+    return {fact[1] for fact in sheet.facts if fact[0] == INSIDE}
