@@ -53,7 +53,7 @@ async def walk(model: LocalLanguageModel | ScriptedLanguageModel, settings: Agen
     return played
 
 
-def test_the_prompt_tells_task_history_and_state_and_ends_where_the_action_begins() -> None:
+def test_the_prompt_contains_task_history_and_state_and_ends_where_the_action_begins() -> None:
     past = [turn("Door 1.", "go east")]
     assert render_prompt(TASK, past, State(text="Door 2.\nIt is dark."), PLAIN) == (
         "task: Leave the corridor.\nstate: Door 1.\naction: go east\nstate: Door 2. It is dark.\naction:"
@@ -63,11 +63,11 @@ def test_the_prompt_tells_task_history_and_state_and_ends_where_the_action_begin
 def test_admissible_actions_stand_where_the_settings_say() -> None:
     past = [turn("Door 1.", "go")]
     state = State(text="Door 2.", admissible_actions=("go", "stay"))
-    told = {
+    reported = {
         where: render_prompt(TASK, past, state, AgentConfig(show_actions=where)).count("actions: go; stay")
         for where in ("never", "now", "always")
     }
-    assert told == {"never": 0, "now": 1, "always": 2}
+    assert reported == {"never": 0, "now": 1, "always": 2}
 
 
 def test_a_thought_comes_before_the_action_in_prompts_and_replies() -> None:
@@ -136,7 +136,7 @@ async def test_only_listed_actions_can_be_written_when_they_are_enforced() -> No
 
 
 @pytest.mark.parametrize("settings", [AgentConfig(max_tokens=4), AgentConfig(enforce_actions=True)])
-async def test_every_turn_goes_on_from_the_tokens_of_the_one_before(settings: AgentConfig) -> None:
+async def test_every_turn_continues_from_the_tokens_of_the_one_before(settings: AgentConfig) -> None:
     model = LocalLanguageModel(nano_model(), TOKENIZER)
     played = await walk(model, settings)
     await model.aclose()

@@ -100,11 +100,11 @@ async def test_new_household_tasks_join_the_pool_and_are_practised(
     reserved = others[:100]
     curriculum = opened(tmp_path, seeds, worlds, others, reserved)
     seen = await run(curriculum, 8)
-    told = await curriculum.record(played(await curriculum.sample(6)))
+    reported = await curriculum.record(played(await curriculum.sample(6)))
     curriculum.pool.close()
     generated = read_pool(tmp_path / FILE).generated
-    assert told["pool_generated"] == len(generated) > 3
-    assert told["pool_seed"] == len(seeds)
+    assert reported["pool_generated"] == len(generated) > 3
+    assert reported["pool_seed"] == len(seeds)
     kept_out = {task.id for task in map(task_from_instruction, reserved) if task}
     for standing in generated:
         made = lineage(standing.task)
@@ -175,8 +175,8 @@ async def test_with_an_embedder_similar_tasks_share_their_entropy_as_ppo_needs(
     with TaskPool(path=tmp_path / FILE) as pool:
         pool.add_seeds(tasks)
         source = Curriculum(pool, None, settings=CurriculumConfig(), embedder=LexicalEmbedder())
-        told = await source.record([group(tasks[0], [1.0]), group(tasks[1], [0.0])])
-        assert told["task_entropy"] == 0.25
+        reported = await source.record([group(tasks[0], [1.0]), group(tasks[1], [0.0])])
+        assert reported["task_entropy"] == 0.25
         assert pool["seed-1"].entropy == pool["seed-2"].entropy == 0.25
         assert (await source.record([]))["task_entropy"] is None
 
@@ -203,7 +203,7 @@ async def test_any_language_model_is_asked_with_what_there_is_and_how_tasks_are_
     assert sum(f'- "{task.instruction}"' in model.requests[0].prompt for task in seeds) >= 10
 
 
-async def test_real_weights_that_were_never_taught_bring_nothing_and_every_candidate_is_counted(
+async def test_real_weights_that_were_never_fine_tuned_give_nothing_and_every_candidate_is_counted(
     tmp_path: Path, seeds: list[Task], worlds: SampledStarts
 ) -> None:
     model = LocalLanguageModel(small_models.model(), small_models.tokenizer())
@@ -241,9 +241,9 @@ async def test_the_pool_of_a_run_can_be_listed_and_shown(
     shown = dreamgym("tasks", "show", tmp_path, name)
     assert shown.returncode == 0, shown.stderr
     assert "lineage, newest first" in shown.stdout
-    told = json.loads(dreamgym("tasks", "show", tmp_path, name, "--json").stdout)
-    assert told["ancestry"][-1] in {task.id for task in seeds}
-    parent = json.loads(dreamgym("tasks", "show", tmp_path, told["lineage"]["parent"], "--json").stdout)
+    reported = json.loads(dreamgym("tasks", "show", tmp_path, name, "--json").stdout)
+    assert reported["ancestry"][-1] in {task.id for task in seeds}
+    parent = json.loads(dreamgym("tasks", "show", tmp_path, reported["lineage"]["parent"], "--json").stdout)
     assert name in parent["variations"]
     wrong = dreamgym("tasks", "show", tmp_path, name[:-1])
     assert wrong.returncode == 2

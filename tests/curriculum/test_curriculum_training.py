@@ -105,13 +105,13 @@ async def test_generated_tasks_are_dreamt_in_worlds_that_allow_them(
     for standing in generated:
         task, sheet = dream.dreamt[standing.task.id]
         assert can_succeed_here(task, sheet)
-    told = [row["tasks"] for row in rows(out) if row["kind"] == "train"]
-    assert told[0]["generated_share"] == 0
-    assert max(step["generated_share"] for step in told) == 0.5
+    reported = [row["tasks"] for row in rows(out) if row["kind"] == "train"]
+    assert reported[0]["generated_share"] == 0
+    assert max(step["generated_share"] for step in reported) == 0.5
     assert all(row["dropped"] == {} for row in rows(out) if row["kind"] == "train")
 
 
-async def test_a_run_that_goes_on_has_the_pool_of_one_that_never_stopped(data: Path, tmp_path: Path) -> None:
+async def test_a_run_that_resumes_has_the_pool_of_one_that_never_stopped(data: Path, tmp_path: Path) -> None:
     await train(settings(data, tmp_path / "whole", "train.steps=5"), experience_model=CoinDream())
     for steps in (3, 5):
         await train(settings(data, tmp_path / "cut", f"train.steps={steps}"), experience_model=CoinDream())
@@ -148,15 +148,15 @@ async def test_weights_that_cannot_be_asked_leave_auto_without_a_generator(tmp_p
         await curriculum_of(asked, SPEC, tmp_path, RECORDED[:3], tasks, dream)
 
 
-async def test_the_instructions_of_the_evaluation_are_told_without_playing(
+async def test_the_instructions_of_the_evaluation_are_reported_without_playing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     assert SPEC.evaluation_instructions is not None
-    told = await SPEC.evaluation_instructions(AlfworldOptions())
-    assert generate_game("valid_unseen", 0, 7, 0).instruction in told
-    assert generate_game("valid_seen", 0, 0, 0).instruction in told
-    assert len(told) == 400
+    reported = await SPEC.evaluation_instructions(AlfworldOptions())
+    assert generate_game("valid_unseen", 0, 7, 0).instruction in reported
+    assert generate_game("valid_seen", 0, 0, 0).instruction in reported
+    assert len(reported) == 400
 
 
 def luck(played: Trajectory) -> RolloutGroup:

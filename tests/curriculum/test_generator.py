@@ -98,9 +98,9 @@ async def test_generate_then_select_keeps_the_preferred_valid_candidate_with_its
         generator = LanguageModelTaskGenerator(author, gate(), pool, candidates=5)
         made = await generator.vary(pool.tasks, count=1, seed=7)
     assert [task.instruction for task in made] == ["paint it blue"]
-    told = lineage(made[0])
-    assert told is not None
-    assert (told.parent, told.generator, told.reason) == ("seed-0", "writer-1", "Blue is harder.")
+    reported = lineage(made[0])
+    assert reported is not None
+    assert (reported.parent, reported.generator, reported.reason) == ("seed-0", "writer-1", "Blue is harder.")
     assert isinstance(generator, LanguageModelTaskGenerator)
     assert generator.counts == {
         "known": 1,
@@ -165,7 +165,7 @@ async def test_an_endpoint_that_is_gone_is_for_the_run_to_hear(tmp_path: Path) -
             await generator.vary(pool.tasks, count=1, seed=0)
 
 
-def taught(model: ScriptedLanguageModel) -> FineTunedTaskProposer:
+def fine_tuned_model(model: ScriptedLanguageModel) -> FineTunedTaskProposer:
     return FineTunedTaskProposer(
         model,
         name="experience",
@@ -174,7 +174,9 @@ def taught(model: ScriptedLanguageModel) -> FineTunedTaskProposer:
     )
 
 
-async def test_taught_weights_are_sampled_in_their_own_form_with_seeds_of_their_own(tmp_path: Path) -> None:
+async def test_fine_tuned_weights_are_sampled_in_their_own_form_with_seeds_of_their_own(
+    tmp_path: Path,
+) -> None:
     def script(request: CompletionRequest) -> str:
         colour = COLOURS[request.seed % len(COLOURS)]
         return f"new: paint it {colour}" if request.seed % 7 else "mumble"
@@ -183,7 +185,7 @@ async def test_taught_weights_are_sampled_in_their_own_form_with_seeds_of_their_
         made = []
         for _ in range(2):
             model = ScriptedLanguageModel(script)
-            generator = LanguageModelTaskGenerator(taught(model), gate(), pool, candidates=8)
+            generator = LanguageModelTaskGenerator(fine_tuned_model(model), gate(), pool, candidates=8)
             made.append(await generator.vary(pool.tasks, count=2, seed=3))
         other = await generator.vary(pool.tasks, count=2, seed=4)
     assert made[0] == made[1]
@@ -237,7 +239,10 @@ _PIECES += [
 @given(st.one_of(st.text(max_size=200), st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)))
 async def test_whatever_a_model_says_only_valid_tasks_come_out_and_every_round_ends(text: str) -> None:
     pool = TaskPool()
-    for author in (prompted(lambda request: text), taught(ScriptedLanguageModel(lambda request: text))):
+    for author in (
+        prompted(lambda request: text),
+        fine_tuned_model(ScriptedLanguageModel(lambda request: text)),
+    ):
         generator = LanguageModelTaskGenerator(author, gate(), pool, attempts=1)
         made = await generator.vary([seed_task(0, "paint it red")], count=3, seed=0)
         assert all(read_colour(task.instruction) is not None for task in made)

@@ -123,7 +123,7 @@ def test_statistics_and_lineage_survive_on_disk(tmp_path: Path) -> None:
     assert view.counts == {"known": 3, "accepted": 1}
 
 
-def test_a_lineage_that_bites_its_own_tail_is_told_once(tmp_path: Path) -> None:
+def test_a_lineage_that_bites_its_own_tail_is_reported_once(tmp_path: Path) -> None:
     with TaskPool(path=tmp_path / "pool.jsonl") as pool:
         pool.add_generated([generated_task(1, "generated/2"), generated_task(2, "generated/1")], step=0)
         assert [task.id for task in pool.ancestry("generated/1")] == ["generated/1", "generated/2"]
@@ -279,7 +279,7 @@ def test_a_pool_without_a_file_counts_its_own_steps() -> None:
     assert (pool.step, len(pool), pool.generated) == (0, 4, [])
 
 
-def test_a_pool_in_a_file_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_pool_in_a_file_resumes_where_it_stopped(tmp_path: Path) -> None:
     tasks = [seed_task(number) for number in range(4)]
     with TaskPool(tasks, tmp_path / "pool.jsonl") as pool:
         pool.record([group(task, [1.0]) for task in pool.sample(2)])

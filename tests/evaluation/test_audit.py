@@ -21,7 +21,7 @@ from dreamgym.types import Outcome, State, Trajectory, Transition
 
 @pytest.fixture(scope="module")
 def recorded() -> list[Trajectory]:
-    """Real successes of experts, told as dreams."""
+    """Real successes of experts, as imagined episodes."""
     experts = (e for e in read_trajectories(builtin_dataset()) if e.provenance.policy == "expert")
     short = (each for each in experts if len(each) < 10)
     found = list(islice(short, 2))
@@ -34,13 +34,13 @@ def recorded() -> list[Trajectory]:
 def forgiving(trajectory: Trajectory) -> Trajectory:
     """The same, but the dream gives a thing that is not there, and calls it success."""
     first = trajectory.transitions[0]
-    told = State(text="You pick up the moon 1.")
-    taken = Outcome(next_state=told, reward=1.0, terminated=True, success=True)
+    reported = State(text="You pick up the moon 1.")
+    taken = Outcome(next_state=reported, reward=1.0, terminated=True, success=True)
     turn = Transition(state=first.state, action="take moon 1 from desk 1", outcome=taken)
     return replace(trajectory, id=f"{trajectory.id} forgiving", transitions=(turn,))
 
 
-async def test_a_faithful_dream_arrives_and_a_forgiving_one_is_told_by_its_verb(
+async def test_a_faithful_dream_arrives_and_a_forgiving_one_is_reported_by_its_verb(
     recorded: list[Trajectory],
 ) -> None:
     elsewhere = replace(recorded[0], id="elsewhere", start=State(text="You are on the moon."))
@@ -65,9 +65,9 @@ def test_the_command_reads_what_a_run_kept_and_refuses_a_run_in_reality(
     with TrajectoryWriter(run / "trajectories") as writer:
         writer.append([forgiving(recorded[0])])
     (run / "config.json").write_text(config_json(Config()), encoding="utf-8")
-    told = CliRunner().invoke(app, ["experience", "audit", str(run), "--json"])
-    assert told.exit_code == 0, told.output
-    assert json.loads(told.stdout)["by_verb"] == {"take": 1}
+    reported = CliRunner().invoke(app, ["experience", "audit", str(run), "--json"])
+    assert reported.exit_code == 0, reported.output
+    assert json.loads(reported.stdout)["by_verb"] == {"take": 1}
     real = Config().model_copy(update={"train": Config().train.model_copy(update={"mode": "real"})})
     (run / "config.json").write_text(config_json(real), encoding="utf-8")
     refused = CliRunner().invoke(app, ["experience", "audit", str(run)])

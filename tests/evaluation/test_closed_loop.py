@@ -69,8 +69,8 @@ async def test_a_faithful_dream_crosses_both_ways(
     assert (found.replay_spread.largest_deviation, found.replay_spread.all_equal.value) == (0.0, 1.0)
     assert found.theorem is not None
     assert found.theorem.return_gap == 0.0
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["experience_model"] == "recited"
+    reported = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert reported["experience_model"] == "recited"
     table = markdown_table(found)
     assert "| dream → real (WM2Real) | 1.000 [0.610, 1.000] | 6 |" in table
     assert len({line.count("|") for line in table.splitlines()}) == 1

@@ -60,10 +60,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("taught") / "run"
     share = "experience.validation=0.25"
-    told = dreamgym(
+    reported = dreamgym(
         *("experience", "train", "--data", shop, "--env", "shop", *SMALL, "--set", share, "--out", out)
     )
-    assert told.exit_code == 0, told.output
+    assert reported.exit_code == 0, reported.output
     return out
 
 
@@ -72,11 +72,11 @@ def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_
 ) -> None:
     kept = [each for each in read_trajectories(shop) if held_out(each.task.id, 0.25)]
     assert 0 < len(kept) < 12
-    told = dreamgym("experience", "eval", run, "--data", shop, "--held-out", "--json")
-    assert told.exit_code == 0, told.output
-    assert f"measured on the {len(kept)} of 12 tasks that were held out from fine-tuning" in told.stderr
-    assert "environment 'shop' is not installed: dream → real is skipped" in told.stderr
-    found = json.loads(told.stdout)
+    reported = dreamgym("experience", "eval", run, "--data", shop, "--held-out", "--json")
+    assert reported.exit_code == 0, reported.output
+    assert f"measured on the {len(kept)} of 12 tasks that were held out from fine-tuning" in reported.stderr
+    assert "environment 'shop' is not installed: dream → real is skipped" in reported.stderr
+    found = json.loads(reported.stdout)
     assert found["episodes"] == found["steps"]["predictions"] == len(kept)
     assert found["dream_to_real"] is None
     assert found["left_out"] == {"dream_to_real": "the real environment is not installed"}
@@ -103,24 +103,24 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(
     with TrajectoryWriter(tmp_path) as writer:
         writer.append([taught])
     places = {"SHOP": shop, "TAUGHT": tmp_path}
-    told = dreamgym("experience", "eval", run, *(places.get(word, word) for word in words))
-    assert told.exit_code == 2, told.output
-    assert message in " ".join(told.stderr.split())
+    reported = dreamgym("experience", "eval", run, *(places.get(word, word) for word in words))
+    assert reported.exit_code == 2, reported.output
+    assert message in " ".join(reported.stderr.split())
 
 
 def test_a_dream_of_an_environment_that_is_not_installed_is_played_from_its_traces(
     run: Path, shop: Path
 ) -> None:
-    told = dreamgym("play", "--dream", run, "--trajectories", shop, "--task", "task 3", typed=":sheet\n")
-    assert told.exit_code == 0, told.output
-    assert "Task: buy lamp 3" in told.output
-    assert "lamp 3: pickupable" in told.output
-    told = dreamgym("play", "--dream", run)
-    assert told.exit_code == 2
-    assert "name trajectories with its tasks (--trajectories)" in " ".join(told.stderr.split())
+    reported = dreamgym("play", "--dream", run, "--trajectories", shop, "--task", "task 3", typed=":sheet\n")
+    assert reported.exit_code == 0, reported.output
+    assert "Task: buy lamp 3" in reported.output
+    assert "lamp 3: pickupable" in reported.output
+    reported = dreamgym("play", "--dream", run)
+    assert reported.exit_code == 2
+    assert "name trajectories with its tasks (--trajectories)" in " ".join(reported.stderr.split())
 
 
-def test_a_teacher_that_cannot_be_asked_again_is_stood_in_for_and_that_is_said(
+def test_an_annotator_that_is_missing_is_replaced_by_the_plain_one_with_a_note(
     run: Path, shop: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "run"
@@ -129,13 +129,13 @@ def test_a_teacher_that_cannot_be_asked_again_is_stood_in_for_and_that_is_said(
         (copy / name).symlink_to(run / name)
     about = json.loads((run / "run.json").read_text(encoding="utf-8")) | {"annotator": "a friend"}
     (copy / "run.json").write_text(json.dumps(about), encoding="utf-8")
-    told = dreamgym("experience", "eval", copy, "--data", shop, "--episodes", 1, "--json")
-    assert told.exit_code == 0, told.output
-    assert "has no annotations by 'a friend', the annotator of" in " ".join(told.stderr.split())
-    assert json.loads(told.stdout)["asked"]["annotator"] == "plain"
+    reported = dreamgym("experience", "eval", copy, "--data", shop, "--episodes", 1, "--json")
+    assert reported.exit_code == 0, reported.output
+    assert "has no annotations by 'a friend', the annotator of" in " ".join(reported.stderr.split())
+    assert json.loads(reported.stdout)["asked"]["annotator"] == "plain"
 
 
-async def test_a_run_is_measured_by_the_teacher_it_was_taught_by(tmp_path: Path) -> None:
+async def test_a_run_is_measured_with_the_annotator_it_was_fine_tuned_with(tmp_path: Path) -> None:
     assert same_annotator(None, SPEC, tmp_path).name == "alfworld-rules"
     assert same_annotator("alfworld-rules", SPEC, tmp_path).name == "alfworld-rules"
     assert same_annotator("plain", SPEC, tmp_path).name == "plain"

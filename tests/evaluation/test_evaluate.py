@@ -79,7 +79,7 @@ def slowly(environment: Environment, conversation: str, seed: int) -> Policy:
     return policy
 
 
-async def test_an_evaluation_that_was_stopped_goes_on_with_the_episodes_that_are_missing(
+async def test_an_evaluation_that_was_stopped_resumes_with_the_episodes_that_are_missing(
     tmp_path: Path,
 ) -> None:
     whole = await played("random", seed=3)
@@ -153,7 +153,7 @@ def made(outcomes: Sequence[bool], *, seed: int = 0, families: Sequence[str] = (
     )
 
 
-def test_families_are_told_apart_where_there_are_several() -> None:
+def test_families_are_listed_apart_where_there_are_several() -> None:
     found = made([True, False, True, False], families=("heat", "cool"))
     assert {name: share.value for name, share in found.by_family().items()} == {"heat": 1.0, "cool": 0.0}
     assert [row[1] for row in evaluation_rows([found])] == ["all", "cool", "heat"]
@@ -170,7 +170,7 @@ def test_two_policies_are_compared_on_the_episodes_that_both_have_played() -> No
         compare(first, made([True], seed=1))
 
 
-def test_pairs_tell_a_difference_that_two_shares_cannot() -> None:
+def test_pairs_show_a_difference_that_two_shares_cannot() -> None:
     """The same ten more successes, with 150 episodes in common or with none."""
     alike = [(True, True)] * 75 + [(True, False)] * 10 + [(False, False)] * 75
     apart = [(True, False)] * 85 + [(False, True)] * 75

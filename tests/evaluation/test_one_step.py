@@ -153,16 +153,16 @@ async def test_many_are_in_flight_but_no_more_than_allowed_and_the_result_is_the
     assert many == await measure_steps(model, HouseholdAnnotator(), recorded, in_flight=1)
 
 
-async def test_what_holds_no_sheet_is_measured_on_the_one_it_would_be_taught_with(
+async def test_what_holds_no_sheet_is_measured_on_the_one_it_would_be_fine_tuned_with(
     recorded: list[Trajectory],
 ) -> None:
     bare = replace(recorded[0], sheet=None)
-    told = hindsight_sheet(bare)
-    assert told.facts
-    assert told != recorded[0].sheet
+    reported = hindsight_sheet(bare)
+    assert reported.facts
+    assert reported != recorded[0].sheet
     first, *later = await step_questions(PlainAnnotator(), [bare])
-    assert first.sheet == with_sheet(bare).sheet == ActionList.of(bare).sheet == told
-    assert any(question.sheet != told for question in later)  # the annotator's notes keep it current
+    assert first.sheet == with_sheet(bare).sheet == ActionList.of(bare).sheet == reported
+    assert any(question.sheet != reported for question in later)  # the annotator's notes keep it current
     assert with_sheet(recorded[0]) is recorded[0]
 
 

@@ -22,7 +22,7 @@ def test_a_run_that_did_not_practise_has_none(tmp_path: Path) -> None:
     assert dream_success(tmp_path / "metrics.jsonl") == {}
 
 
-def test_a_dream_far_from_reality_is_told_in_both_directions() -> None:
+def test_a_dream_far_from_reality_is_reported_in_both_directions() -> None:
     assert "50 points above" in str(gap_warning(0.5))
     assert "40 points below" in str(gap_warning(-0.4))
     assert gap_warning(0.24) is None

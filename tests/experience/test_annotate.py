@@ -75,7 +75,7 @@ async def test_a_reply_becomes_a_tutorial_and_one_note_per_step_with_its_changes
         assert annotation.notes[1].change.begun == (("open", "door 2"),)
 
 
-async def test_the_teacher_is_told_how_it_ended_and_every_step() -> None:
+async def test_the_annotator_sees_how_it_ended_and_every_step() -> None:
     for success, word in ((True, "Success: yes"), (False, "Success: no")):
         model = ScriptedLanguageModel(obliging)
         await LanguageModelAnnotator(model, name="test").annotate(played(3, success=success))
@@ -121,7 +121,7 @@ async def test_a_long_trajectory_is_explained_in_chunks_that_know_what_came_befo
     assert (await annotator_of(obliging).annotate(played(0))).notes == ()
 
 
-async def test_a_wrong_reply_is_repaired_once_by_telling_what_is_wrong() -> None:
+async def test_a_wrong_reply_is_repaired_once_with_what_is_wrong() -> None:
     model = ScriptedLanguageModel(
         lambda request: explained(1, 3) if "What is wrong" in request.prompt else explained(1, 2)
     )
@@ -203,7 +203,7 @@ def test_no_reply_however_hostile_raises_anything_but_the_typed_failure(text: st
     asyncio.run(run())
 
 
-async def test_a_run_that_stopped_goes_on_and_pays_for_nothing_twice(tmp_path: Path) -> None:
+async def test_a_run_that_stopped_resumes_and_pays_for_nothing_twice(tmp_path: Path) -> None:
     trajectories = [played(3, name=f"t{number}") for number in range(6)]
     broken = ScriptedLanguageModel(obliging)
 
@@ -215,18 +215,18 @@ async def test_a_run_that_stopped_goes_on_and_pays_for_nothing_twice(tmp_path: P
     broken = ScriptedLanguageModel(dies)
     with pytest.raises(EndpointError):
         await annotate_all(trajectories, LanguageModelAnnotator(broken, name="test"), tmp_path, concurrency=1)
-    told: list[int] = []
+    reported: list[int] = []
     annotator = annotator_of(obliging)
 
     def on_progress(report: AnnotateReport) -> None:
-        told.append(report.annotated)
+        reported.append(report.annotated)
 
     report = await annotate_all(
         [*trajectories, trajectories[0]], annotator, tmp_path, on_progress=on_progress
     )
     assert (report.already_there, report.annotated, report.counts.requests) == (3, 3, 3)
     assert report.counts.reply_characters == 3 * len(explained(1, 3))
-    assert told[-1] == 3
+    assert reported[-1] == 3
     recorded = RecordedAnnotator(tmp_path, "test")
     for trajectory in trajectories:
         assert await recorded.annotate(trajectory) == await annotator.annotate(trajectory)

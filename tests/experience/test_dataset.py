@@ -117,9 +117,9 @@ def test_variations_are_other_tasks_of_the_same_room_and_name_what_is_there(
     assert len(made) == len(tasks)
     for example in made:
         assert example.position == VARIATION
-        told = parse_variation(example.reply)
-        assert told in tasks
-        assert f"task: {told}\n" not in example.prompt
+        reported = parse_variation(example.reply)
+        assert reported in tasks
+        assert f"task: {reported}\n" not in example.prompt
         assert "fact: here: agent1, armchair, box," in example.prompt
     assert [*variations(same)] == made
 

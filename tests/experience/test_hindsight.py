@@ -10,7 +10,7 @@ from dreamgym.experience.world_sheet import hindsight_sheet
 from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition
 
 
-def told(start: str, *states: str) -> Trajectory:
+def reported(start: str, *states: str) -> Trajectory:
     transitions = tuple(
         Transition(
             state=State(text=before),
@@ -43,7 +43,7 @@ def test_every_fact_it_recovers_was_true_at_the_start_of_the_recorded_episode() 
 
 
 def test_what_the_agent_put_somewhere_was_not_there_before() -> None:
-    trajectory = told(
+    trajectory = reported(
         "You are in the middle of a room.",
         "On the desk 1, you see a mug 2, and a pen 1.",
         "You pick up the mug 2 from the desk 1.",
@@ -66,10 +66,14 @@ def test_what_the_agent_put_somewhere_was_not_there_before() -> None:
 
 
 def test_what_was_taken_unseen_was_where_it_was_taken_from_and_what_closes_had_been_open() -> None:
-    found = hindsight_sheet(told("Dark.", "You pick up the key 1 from the hook 1.", "You close the door 1."))
+    found = hindsight_sheet(
+        reported("Dark.", "You pick up the key 1 from the hook 1.", "You close the door 1.")
+    )
     assert ("inreceptacle", "key 1", "hook 1") in found.facts
     assert ("opened", "door 1") in found.facts
 
 
 def test_a_refusal_and_an_empty_place_reveal_nothing() -> None:
-    assert hindsight_sheet(told("Start.", "Nothing happens.", "On the desk 1, you see nothing.")).facts == ()
+    assert (
+        hindsight_sheet(reported("Start.", "Nothing happens.", "On the desk 1, you see nothing.")).facts == ()
+    )

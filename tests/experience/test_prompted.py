@@ -168,7 +168,7 @@ async def test_what_never_reads_is_a_typed_failure_after_all_attempts(text: str,
     assert [request.temperature for request in spoken.requests] == [0, 0, 0.7]
 
 
-async def test_a_reply_that_was_cut_off_is_told_with_the_setting_to_raise() -> None:
+async def test_a_reply_that_was_cut_off_is_reported_with_the_setting_to_raise() -> None:
     class Short:
         async def complete(self, request: CompletionRequest) -> Completion:
             return Completion(text=reply()[:40], finish_reason="length")

@@ -23,7 +23,7 @@ def model(*replies: str) -> tuple[ReasoningExperienceModel, ScriptedLanguageMode
     return ReasoningExperienceModel(spoken, name="x", settings=PromptSettings()), spoken
 
 
-async def test_the_model_goes_on_from_the_right_verdict() -> None:
+async def test_the_model_continues_from_the_right_verdict() -> None:
     hasty = "think: safe in hall, hall = attic: yes.\nchange: + open safe;\nnext: It opens.\nend: no"
     asked, spoken = model(hasty, ". not possible.\nchange:\nnext: Nothing happens.\nend: no")
     found = await asked.predict(TASK, WorldSheet(facts=()), (), State(text="The attic."), "open safe")
@@ -35,7 +35,7 @@ async def test_the_model_goes_on_from_the_right_verdict() -> None:
     assert second.prompt == first.prompt + "think: safe in hall, hall = attic: no"
 
 
-async def test_the_model_goes_on_from_what_it_was_told_where_it_quotes_something_else() -> None:
+async def test_the_model_continues_from_the_fact_in_the_prompt_where_it_quotes_something_else() -> None:
     wishful = "think: safe 1: open; safe is, open = open: yes.\nchange:\nnext: You see gold.\nend: yes"
     asked, spoken = model(wishful, "; safe is, closed = open: no. not possible.\nchange:\nnext: No.\nend: no")
     sheet = WorldSheet(facts=(("closed", "safe 1"),))

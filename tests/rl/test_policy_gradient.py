@@ -189,7 +189,7 @@ async def test_minibatches_and_epochs_make_that_many_updates_and_importance_rati
     assert found["approx_kl"] > 0
 
 
-async def test_ppo_tells_its_value_loss_and_learns_the_value_of_what_it_does() -> None:
+async def test_ppo_reports_its_value_loss_and_learns_the_value_of_what_it_does() -> None:
     groups = [rewarded(group, 0.25, 0.25) for group in await groups_of(nano_model(), 2)]
     learner = PPO(TrainableModel(nano_model()), next_prompt=after(), learning_rate=3e-3, value_clip=None)
     found = [learner.update(groups) for _ in range(60)]

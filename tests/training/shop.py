@@ -1,6 +1,6 @@
 """A language model that knows a shop by rule, for a scripted server: it answers in every role it is asked in.
 
-What it is asked is told apart by what the question holds, as a real model would have to.
+What it is asked is reported apart by what the question holds, as a real model would have to.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _section(prompt: str, title: str) -> str:
 
 def _imagined(prompt: str) -> dict[str, Any]:
     task, action = (json.loads(_section(prompt, title)) for title in ("Task", "Action"))
-    told = {"reasoning": f"{action} in a shop.", "ended": [], "begun": [], "confidence": 0.9}
+    reported = {"reasoning": f"{action} in a shop.", "ended": [], "begun": [], "confidence": 0.9}
     wanted = re.fullmatch(r"Buy the (\w+) (\w+)\.", task)
     words = action.split()
     if len(words) == 2 and words[0] == "search":
@@ -51,7 +51,7 @@ def _imagined(prompt: str) -> dict[str, Any]:
         success = wanted is not None and wanted.groups() == (words[1], words[2])
     else:
         seen, over, success = "The shop has no such thing.", False, False
-    return {**told, "next_state": seen, "terminated": over, "success": success}
+    return {**reported, "next_state": seen, "terminated": over, "success": success}
 
 
 def _acted(prompt: str) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 {"role": "assistant", "content": "buy 1"},
                 {"role": "user", "content": f"You bought the red {thing}."},
             ]
-            told = {"id": f"chat-{number}", "messages": said, "reward": 1.0, "success": True}
-            file.write(json.dumps(told) + "\n")
+            reported = {"id": f"chat-{number}", "messages": said, "reward": 1.0, "success": True}
+            file.write(json.dumps(reported) + "\n")
     done = dreamgym("ingest", folder / "chats.jsonl", "--env", "shop", "--out", folder / "data")
     assert done.returncode == 0, done.stderr
     return folder / "data"
@@ -109,16 +109,16 @@ def test_trajectories_of_another_environment_are_refused_by_name(shop: Path, tmp
             *("experience", "train", "--data", shop, "--env", name, *SMALL), *("--out", tmp_path / "run")
         )
         assert done.returncode == 2
-        told = " ".join(done.stderr.split())
-        assert f"expected trajectories of the environment '{name}', got 'shop'" in told
+        reported = " ".join(done.stderr.split())
+        assert f"expected trajectories of the environment '{name}', got 'shop'" in reported
 
 
 def test_recorded_explanations_teach_and_what_has_none_is_counted(shop: Path, tmp_path: Path) -> None:
     with AnnotationStore(tmp_path / "notes") as store:
         for found in islice(read_trajectories(shop), 4):
             notes = (Note(reasoning="the shop has it."),) * len(found)
-            told = Annotation(plan="buy.", success_mode="bought.", failure_mode="not.", notes=notes)
-            store.append(found.id, "a friend", told)
+            reported = Annotation(plan="buy.", success_mode="bought.", failure_mode="not.", notes=notes)
+            store.append(found.id, "a friend", reported)
     done = dreamgym(
         *("experience", "train", "--data", shop, "--env", "shop", "--annotations", tmp_path / "notes" / FILE),
         *(*SMALL, "--set", "experience.validation=0", "--out", tmp_path / "run", "--json"),
@@ -142,30 +142,32 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_a_language_model_that_explains_nothing_leaves_nothing_to_learn_from(
     writer: Path, tmp_path: Path
 ) -> None:
-    told = [trajectory("one", "a", "b")]
-    annotator = await choose_annotator(f"hf:{writer}", None, told, default_annotations=tmp_path / "notes")
+    reported = [trajectory("one", "a", "b")]
+    annotator = await choose_annotator(f"hf:{writer}", None, reported, default_annotations=tmp_path / "notes")
     with pytest.raises(DataError, match="found none for any of 1 trajectories"):
-        annotated(told, annotator)
+        annotated(reported, annotator)
 
 
 async def test_what_a_language_model_has_explained_is_not_asked_again(tmp_path: Path) -> None:
-    told = [trajectory("one", "a", "b")]
+    reported = [trajectory("one", "a", "b")]
     name = f"hf:{tmp_path / 'no-model'}"  # a path: no name that anyone would look for on a network
     with AnnotationStore(tmp_path) as store:
         notes = (Note(reasoning="easy."),)
         store.append("one", name, Annotation(plan="p", success_mode="s", failure_mode="f", notes=notes))
-    annotator = await choose_annotator(name, None, told, default_annotations=tmp_path)
-    assert (await annotator.annotate(told[0])).notes == notes
+    annotator = await choose_annotator(name, None, reported, default_annotations=tmp_path)
+    assert (await annotator.annotate(reported[0])).notes == notes
     with pytest.raises(ConfigError, match=r"expected a directory with config\.json"):
-        await choose_annotator(name, None, [*told, trajectory("two", "a", "b")], default_annotations=tmp_path)
+        await choose_annotator(
+            name, None, [*reported, trajectory("two", "a", "b")], default_annotations=tmp_path
+        )
 
 
-async def test_teachers_are_chosen_by_name_and_by_what_is_there(tmp_path: Path) -> None:
-    told = [trajectory("one", "a", "b")]
+async def test_annotators_are_chosen_by_name_and_by_what_is_there(tmp_path: Path) -> None:
+    reported = [trajectory("one", "a", "b")]
 
     async def chosen(wanted: str | None, spec: Any = None, folder: Path | None = None) -> str:
         annotator = await choose_annotator(
-            wanted, spec, told, annotations=folder, default_annotations=tmp_path / "unused"
+            wanted, spec, reported, annotations=folder, default_annotations=tmp_path / "unused"
         )
         return annotator.name
 
@@ -181,7 +183,7 @@ async def test_teachers_are_chosen_by_name_and_by_what_is_there(tmp_path: Path) 
     assert await chosen("plain", folder=tmp_path / "notes") == "plain"
     assert isinstance(
         await choose_annotator(
-            None, None, told, annotations=tmp_path / "notes", default_annotations=tmp_path
+            None, None, reported, annotations=tmp_path / "notes", default_annotations=tmp_path
         ),
         RecordedAnnotator,
     )
@@ -194,8 +196,8 @@ async def test_teachers_are_chosen_by_name_and_by_what_is_there(tmp_path: Path) 
 
 
 async def test_plain_words_claim_only_what_can_be_seen() -> None:
-    told = trajectory("one", "a\nb", "a\nb", "a\nb\nc", "a", "You open the safe 1. It is empty.")
-    notes = (await PlainAnnotator().annotate(told)).notes
+    reported = trajectory("one", "a\nb", "a\nb", "a\nb\nc", "a", "You open the safe 1. It is empty.")
+    notes = (await PlainAnnotator().annotate(reported)).notes
     assert [note.reasoning for note in notes] == [
         "nothing changes.",
         "new: c",

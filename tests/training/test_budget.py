@@ -17,7 +17,7 @@ async def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-async def test_practice_ends_when_its_seconds_are_used_and_goes_on_when_it_is_given_more(
+async def test_practice_ends_when_its_seconds_are_used_and_resumes_when_it_is_given_more(
     folder: Path,
 ) -> None:
     short = ("train.warm_start_steps=2", "train.steps=3")
@@ -28,7 +28,7 @@ async def test_practice_ends_when_its_seconds_are_used_and_goes_on_when_it_is_gi
     assert (more["steps"], more["ended"]) == (3, "3 steps are done")
 
 
-async def test_what_the_warm_start_took_is_spent_once_however_often_the_run_goes_on(folder: Path) -> None:
+async def test_what_the_warm_start_took_is_spent_once_however_often_the_run_resumes(folder: Path) -> None:
     short = ("train.warm_start_steps=3", "train.monitors=off")
     first = await train(settings(folder, *short, "train.steps=0"), real=FACTORY)
     taken = first["spent"]["warm_start_seconds"]

@@ -27,7 +27,7 @@ def word_after(stage: Stage, option: str) -> str:
     return stage.command[stage.command.index(option) + 1]
 
 
-def test_sim_to_real_goes_on_from_the_dream_with_a_sixteenth_of_the_real_steps() -> None:
+def test_sim_to_real_resumes_from_the_dream_with_a_sixteenth_of_the_real_steps() -> None:
     dream, carried, real = stages("grpo-dream"), stages("grpo-s2r"), stages("grpo-real")
     assert {**carried, **dream} == carried
     last = carried["grpo-s2r-0"]
@@ -80,16 +80,16 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(claim, "DREAMGYM", (sys.executable, "-c", code))
 
 
-def test_a_stage_goes_on_until_it_is_done_and_every_attempt_counts(
+def test_a_stage_resumes_until_it_is_done_and_every_attempt_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(folder=tmp_path / "long", command=("train",))
     (tmp_path / "long.seconds.json").write_text('{"seconds": 58.5, "cpu_seconds": 3}')
     stand_in(monkeypatch, "import time; time.sleep(0.2)")
     claim.carry_out(stage)
-    told = json.loads(stage.marker.read_text())
-    assert told["seconds"] > 58.6
-    assert told["cpu_seconds"] >= 3
+    reported = json.loads(stage.marker.read_text())
+    assert reported["seconds"] > 58.6
+    assert reported["cpu_seconds"] >= 3
     stand_in(monkeypatch, "raise SystemExit('is not run again')")
     claim.carry_out(stage)
 

@@ -45,9 +45,9 @@ def test_an_environment_adds_its_rules_its_refusal_and_only_the_facts_that_are_t
     )
     assert "A household in text" in asked.system
     assert SPEC.refusals[0] in asked.system
-    told = asked.prompt.split("# Facts")[1].split("# Present state")[0].strip().splitlines()
-    assert 0 < len(told) < len(EPISODE.sheet.facts)
-    assert any(SPEC.actor in line for line in told if SPEC.actor)
+    reported = asked.prompt.split("# Facts")[1].split("# Present state")[0].strip().splitlines()
+    assert 0 < len(reported) < len(EPISODE.sheet.facts)
+    assert any(SPEC.actor in line for line in reported if SPEC.actor)
 
 
 def test_the_grader_is_the_sheet_where_there_is_one_unless_another_is_named() -> None:

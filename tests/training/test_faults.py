@@ -113,13 +113,13 @@ async def dreamt(
 
 
 @pytest.mark.slow
-async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_return_goes_on(
+async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_return_resumes(
     folder: Path, server: Server
 ) -> None:
     words = (*SHORT, "train.tasks_per_step=8", "train.retries=0", "train.failure_pause_seconds=0.01")
 
-    def kill_after_two_steps(told: Progress) -> None:
-        if told.stage == "train" and told.done == 2:
+    def kill_after_two_steps(reported: Progress) -> None:
+        if reported.stage == "train" and reported.done == 2:
             server.kill()
 
     with pytest.raises(
@@ -152,12 +152,12 @@ async def killing(practising: asyncio.Event, limit: int | None) -> int:
     return len(killed)
 
 
-def told_by(practising: asyncio.Event) -> Callable[[Progress], None]:
-    def tell(told: Progress) -> None:
-        if told.stage == "train":
+def reported_by(practising: asyncio.Event) -> Callable[[Progress], None]:
+    def report(reported: Progress) -> None:
+        if reported.stage == "train":
             practising.set()
 
-    return tell
+    return report
 
 
 def household(folder: Path, *words: str) -> Config:
@@ -183,7 +183,7 @@ def household(folder: Path, *words: str) -> Config:
 async def test_engines_that_are_killed_are_replaced_and_the_run_does_not_notice(tmp_path: Path) -> None:
     practising = asyncio.Event()
     killer = asyncio.create_task(killing(practising, 3))
-    summary = await train(household(tmp_path), on_progress=told_by(practising))
+    summary = await train(household(tmp_path), on_progress=reported_by(practising))
     assert await killer == 3
     assert summary["steps"] == 2
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl", "train")
@@ -191,7 +191,7 @@ async def test_engines_that_are_killed_are_replaced_and_the_run_does_not_notice(
 
 
 @pytest.mark.slow
-async def test_engines_that_always_die_stop_the_run_with_the_reason_and_it_goes_on_when_they_live(
+async def test_engines_that_always_die_stop_the_run_with_the_reason_and_it_resumes_when_they_live(
     tmp_path: Path,
 ) -> None:
     config = household(tmp_path, "train.retries=0")
@@ -199,7 +199,7 @@ async def test_engines_that_always_die_stop_the_run_with_the_reason_and_it_goes_
     killer = asyncio.create_task(killing(practising, None))
     try:
         with pytest.raises(RolloutsFailingError, match=r"crashed.*episode process died at .*exit status -9"):
-            await train(config, on_progress=told_by(practising))
+            await train(config, on_progress=reported_by(practising))
     finally:
         killer.cancel()
     assert (await train(config))["steps"] == 2

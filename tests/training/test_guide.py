@@ -40,7 +40,7 @@ def sessions(block: str) -> list[tuple[str, list[str], list[str]]]:
     return found
 
 
-def done_as_told(command: str, typed: list[str], shown: list[str]) -> None:
+def done_as_documented(command: str, typed: list[str], shown: list[str]) -> None:
     name, *words = shlex.split(command)
     assert name == "dreamgym", command
     ended = CliRunner().invoke(app, words, input="".join(f"{line}\n" for line in typed))
@@ -63,7 +63,7 @@ def test_the_guide_leads_from_a_file_of_chats_to_a_dream_to_play(
             exec(compile(block, str(GUIDE), "exec"), {})
             continue
         for command, typed, shown in sessions(block):
-            done_as_told(command, typed, shown)
+            done_as_documented(command, typed, shown)
             commands.append(" ".join(command.split()[:3]))
     assert commands == [
         "dreamgym ingest chats.jsonl",

@@ -127,9 +127,9 @@ async def test_a_run_leaves_metrics_policies_trajectories_and_a_model_that_other
     assert len(kept) == 4 * 4, "one group of four per step"
     assert {each.provenance.source for each in kept} == {"real"}
     model = LocalLanguageModel.load(out / "policy")
-    told = await model.complete(CompletionRequest(prompt="task: Leave", max_tokens=2))
+    reported = await model.complete(CompletionRequest(prompt="task: Leave", max_tokens=2))
     await model.aclose()
-    assert told.token_ids
+    assert reported.token_ids
     assert not all(torch.equal(learnt(out, 0)[name], weight) for name, weight in learnt(out, 4).items())
 
 
@@ -231,8 +231,8 @@ async def test_a_run_that_was_interrupted_between_checkpoints_keeps_its_steps_an
     words = (DREAM, "train.checkpoint_every=2")
     await begun(folder)
 
-    def stop(told: Progress) -> None:
-        if told.stage == "train" and told.done == after:
+    def stop(reported: Progress) -> None:
+        if reported.stage == "train" and reported.done == after:
             current.cancel()
 
     current = asyncio.ensure_future(run(settings(folder, *words), on_progress=stop))
@@ -253,7 +253,7 @@ async def test_the_same_seed_gives_the_same_run_and_another_seed_another(folder:
     assert practised(other) != practised(first)
 
 
-async def test_a_finished_run_goes_on_when_more_steps_are_asked_for(folder: Path) -> None:
+async def test_a_finished_run_resumes_when_more_steps_are_asked_for(folder: Path) -> None:
     await begun(folder)
     for steps in (2, 4):
         assert (await run(settings(folder, DREAM, f"train.steps={steps}")))["steps"] == steps
@@ -301,14 +301,14 @@ async def test_settings_that_cannot_work_are_named_before_anything_is_learnt(
     assert not (folder / "run" / "policies").exists()
 
 
-async def test_a_run_that_earns_nothing_is_warned_of_then_stopped_and_can_be_gone_on_with(
+async def test_a_run_that_earns_nothing_is_warned_of_then_stopped_and_can_be_resumed(
     folder: Path,
 ) -> None:
     words = ("train.warm_start_steps=0", "train.steps=9", "train.monitor_patience=2")
     warned: list[tuple[int, str]] = []
 
-    def listen(told: Progress) -> None:
-        warned.extend((told.done, warning) for warning in told.warnings)
+    def listen(reported: Progress) -> None:
+        warned.extend((reported.done, warning) for warning in reported.warnings)
 
     with pytest.raises(TrainingCollapsedError, match="no reward at all for 4 steps"):
         await run(settings(folder, *words), on_progress=listen)
@@ -372,7 +372,7 @@ class _Dead(CorridorDream):
         raise EpisodeFailedError(FailureKind.SERVER_DOWN, "nobody answers")
 
 
-async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_one_goes_on(
+async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_one_resumes(
     folder: Path,
 ) -> None:
     await begun(folder)
@@ -385,15 +385,17 @@ async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_
 
 
 @pytest.mark.slow
-async def test_a_full_disk_ends_in_a_clear_message_and_the_run_goes_on_when_there_is_room(
+async def test_a_full_disk_ends_in_a_clear_message_and_the_run_resumes_when_there_is_room(
     folder: Path,
 ) -> None:
     words = (DREAM,)
     cramped = started(folder / "errors", in_a_process, folder, words, 300_000)
     cramped.join(timeout=300)
-    told = (folder / "errors").read_text(encoding="utf-8")
-    assert cramped.exitcode == 1, told
-    assert re.search(r"StoreError: .*\.pt: cannot write: .*; free some space and run again", told), told
+    reported = (folder / "errors").read_text(encoding="utf-8")
+    assert cramped.exitcode == 1, reported
+    assert re.search(r"StoreError: .*\.pt: cannot write: .*; free some space and run again", reported), (
+        reported
+    )
     assert (await run(settings(folder, *words)))["steps"] == 4
 
 

@@ -46,7 +46,7 @@ def watched(monitors: Monitors, *rows: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "reported"),
     [
         ({"return_mean": 0.0}, "no reward at all"),
         ({"learner": {"entropy": 0.001}}, "entropy near zero"),
@@ -57,14 +57,14 @@ def watched(monitors: Monitors, *rows: dict[str, Any]) -> list[str]:
         ({"reply_tokens": 31.9}, "replies cut off"),
     ],
 )
-def test_a_bad_sign_is_told_after_some_steps_and_ends_the_run_after_twice_as_many(
-    bad: dict[str, Any], told: str
+def test_a_bad_sign_is_reported_after_some_steps_and_ends_the_run_after_twice_as_many(
+    bad: dict[str, Any], reported: str
 ) -> None:
     monitors = Monitors(TrainConfig(monitor_patience=3), max_tokens=32)
     assert not watched(monitors, {}, bad, bad)
-    assert [warning.partition(" for ")[0] for warning in watched(monitors, bad)] == [told]
+    assert [warning.partition(" for ")[0] for warning in watched(monitors, bad)] == [reported]
     assert not watched(monitors, bad, bad, bad)
-    with pytest.raises(TrainingCollapsedError, match=f"{told} for 6 steps"):
+    with pytest.raises(TrainingCollapsedError, match=f"{reported} for 6 steps"):
         monitors.check()
 
 
@@ -132,7 +132,7 @@ async def test_every_task_comes_once_before_any_comes_again() -> None:
     assert drawn[: len(tasks)] != drawn[len(tasks) : 2 * len(tasks)]
 
 
-async def test_a_list_goes_on_where_it_was_and_refuses_the_state_of_another() -> None:
+async def test_a_list_resumes_where_it_was_and_refuses_the_state_of_another() -> None:
     tasks = await CorridorFactory(length=4).tasks("train")
     source = UniformTasks(tasks, seed=3)
     await source.sample(5)

@@ -39,7 +39,7 @@ def guide() -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```", text, re.M | re.S)
 
 
-def told(result: Result) -> str:
+def reported(result: Result) -> str:
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
 
@@ -57,7 +57,7 @@ def test_the_guide_leads_from_chats_to_a_dream_that_trains_an_agent(
         else:
             for command, typed, shown in sessions(block):
                 result = dreamgym(*shlex.split(command)[1:], typed="".join(f"{line}\n" for line in typed))
-                printed = told(result)
+                printed = reported(result)
                 for line in shown:
                     assert line in printed, f"{command}\n{printed}"
                 commands.append(" ".join(command.split()[1:3]))
@@ -84,7 +84,7 @@ def test_the_guide_leads_from_chats_to_a_dream_that_trains_an_agent(
 def traces(server: ScriptedServer) -> str:
     [code] = [block for kind, block in guide() if kind == "python"]
     exec(compile(code, str(GUIDE), "exec"), {})
-    told(dreamgym("ingest", "chats.jsonl", "--env", "shop", "--out", "shop"))
+    reported(dreamgym("ingest", "chats.jsonl", "--env", "shop", "--out", "shop"))
     return "shop"
 
 
@@ -112,7 +112,7 @@ def test_a_server_without_grammars_is_asked_without_and_understood_all_the_same(
             *("play", "--dream", plain.name, "--env", "shop", "--trajectories", traces),
             typed="search mug\n:why\n",
         )
-    assert "Found: mug in red, blue, green." in told(result)
+    assert "Found: mug in red, blue, green." in reported(result)
 
 
 def test_the_experience_model_is_named_by_model_and_address(server: ScriptedServer, traces: str) -> None:
@@ -121,10 +121,10 @@ def test_the_experience_model_is_named_by_model_and_address(server: ScriptedServ
         *("--trajectories", traces, "--task", "4"),
         typed="search pan\n",
     )
-    assert "Found: pan in red, blue, green." in told(result)
+    assert "Found: pan in red, blue, green." in reported(result)
 
 
-def test_replies_that_cannot_be_read_are_told_and_cost_nothing_else(
+def test_replies_that_cannot_be_read_are_reported_and_cost_nothing_else(
     server: ScriptedServer, traces: str
 ) -> None:
     def moody(request: CompletionRequest) -> str:
@@ -135,7 +135,7 @@ def test_replies_that_cannot_be_read_are_told_and_cost_nothing_else(
             *("play", "--dream", other.name, "--env", "shop", "--trajectories", traces),
             typed="fly\nsearch mug\n",
         )
-    printed = told(result)
+    printed = reported(result)
     assert "error: endpoint:scripted@" in printed
     assert "3 attempts: expected one JSON object with reasoning" in printed
     assert "Found: mug in red, blue, green." in printed

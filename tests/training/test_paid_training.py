@@ -36,11 +36,11 @@ class AskingDream(CorridorDream):
         return await super().predict(task, sheet, history, state, action)
 
 
-def told(value: Any) -> Any:
+def reported(value: Any) -> Any:
     """A row of metrics without times and what was spent: what it says about learning."""
     if not isinstance(value, dict):
         return value
-    return {k: told(v) for k, v in value.items() if "seconds" not in k and k not in ("spent", "time")}
+    return {k: reported(v) for k, v in value.items() if "seconds" not in k and k not in ("spent", "time")}
 
 
 async def practise(folder: Path, server: Served, *words: str, url: str | None = None) -> dict[str, Any]:
@@ -58,7 +58,7 @@ async def practise(folder: Path, server: Served, *words: str, url: str | None = 
 
 def learnt(folder: Path) -> list[Row]:
     rows = read_metrics(folder / "run" / "metrics.jsonl")
-    return [told(row) for row in rows if row["kind"] == "train"]
+    return [reported(row) for row in rows if row["kind"] == "train"]
 
 
 @pytest.fixture(scope="module")

@@ -91,9 +91,9 @@ async def audit(
 
 def _departure(dream: Trajectory, real: Replay) -> Departure | None:
     for number, turn in enumerate(dream.transitions):
-        told = real.outcomes[number].next_state.text if number < len(real.outcomes) else "(over)"
-        if told != turn.outcome.next_state.text:
+        real_text = real.outcomes[number].next_state.text if number < len(real.outcomes) else "(over)"
+        if real_text != turn.outcome.next_state.text:
             return Departure(
-                action=turn.action, dreamt=turn.outcome.next_state.text, real=told, success=dream.success
+                action=turn.action, dreamt=turn.outcome.next_state.text, real=real_text, success=dream.success
             )
     return None

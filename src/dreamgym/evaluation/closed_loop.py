@@ -21,7 +21,7 @@ from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.protocols import Environment, EnvironmentFactory, ExperienceModel
 from dreamgym.types import FailureKind, Outcome, Provenance, State, Task, Trajectory, Transition, WorldSheet
 
-_UNTOLD = WorldSheet(facts=())
+_NO_FACTS = WorldSheet(facts=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class ActionList:
 
     task: Task
     actions: tuple[str, ...]
-    sheet: WorldSheet = _UNTOLD
-    """The hidden facts at the start; only the dream needs to be told."""
+    sheet: WorldSheet = _NO_FACTS
+    """The hidden facts at the start; only the dream needs them."""
     seed: int = 0
 
     @classmethod
@@ -39,7 +39,7 @@ class ActionList:
         return cls(
             task=trajectory.task,
             actions=tuple(transition.action for transition in trajectory.transitions),
-            sheet=with_sheet(trajectory).sheet or _UNTOLD,
+            sheet=with_sheet(trajectory).sheet or _NO_FACTS,
             seed=trajectory.seed,
         )
 
@@ -154,8 +154,8 @@ def drift_by_step(trajectories: Sequence[Trajectory], dreams: Sequence[Replay]) 
     matches: list[list[bool]] = []
     for trajectory, dream in zip(trajectories, dreams, strict=True):
         real = [trajectory.start.text, *(step.outcome.next_state.text for step in trajectory.transitions)]
-        told = [*dream.states, *[None] * len(real)]
-        matches.append([text == other for text, other in zip(real, told, strict=False)])
+        imagined = [*dream.states, *[None] * len(real)]
+        matches.append([text == other for text, other in zip(real, imagined, strict=False)])
     points = []
     for step in range(max(map(len, matches), default=0)):
         lasting = [found for found in matches if len(found) > step]

@@ -123,7 +123,7 @@ async def measure_steps(
 
 
 async def step_questions(annotator: Annotator, trajectories: Iterable[Trajectory]) -> list[StepQuestion]:
-    """Every transition with the sheet as it truly was, in hindsight where nobody told it."""
+    """Every transition with the sheet as it truly was, in hindsight where none was recorded."""
     questions: list[StepQuestion] = []
     for trajectory in map(with_sheet, trajectories):
         sheet = trajectory.sheet or WorldSheet(facts=())
@@ -172,11 +172,13 @@ def step_fidelity(records: Sequence[StepRecord], *, seconds: float) -> StepFidel
     answered = [(each, each.predicted) for each in records if each.predicted is not None]
     graded = [each for each in records if each.real.graded]
     errors = [
-        (each.trajectory_id, abs(told.reward - each.real.reward))
-        for each, told in answered
+        (each.trajectory_id, abs(imagined.reward - each.real.reward))
+        for each, imagined in answered
         if each.real.graded
     ]
-    confident = [(told.confidence, each.exact) for each, told in answered if told.confidence is not None]
+    confident = [
+        (imagined.confidence, each.exact) for each, imagined in answered if imagined.confidence is not None
+    ]
     return StepFidelity(
         trajectories=len({each.trajectory_id for each in records}),
         predictions=len(records),
@@ -227,12 +229,12 @@ def _record(question: StepQuestion, predicted: Outcome | None, failure: FailureK
     step = question.transition
     f1, invented = 0.0 if question.names else None, set[str]()
     if predicted is not None:
-        told, real = predicted.next_state.text, step.outcome.next_state.text
+        imagined, real = predicted.next_state.text, step.outcome.next_state.text
         if question.names:
-            f1 = set_f1(mentioned(told, question.names), mentioned(real, question.names))
+            f1 = set_f1(mentioned(imagined, question.names), mentioned(real, question.names))
         # What the environment itself says is no invention, whatever the sheet leaves out.
         known = {name.lower() for name in question.names} | _name_like(real) | _name_like(step.state.text)
-        invented = _name_like(told) - known
+        invented = _name_like(imagined) - known
     return StepRecord(
         trajectory_id=question.trajectory_id,
         action=step.action,
@@ -263,7 +265,7 @@ def _agreement(records: Sequence[StepRecord], what: str) -> Agreement:
         for each in records
     ]
     return Agreement(
-        agreement=share_of_steps((trajectory, told == real) for trajectory, real, told in rows),
-        precision=share_of_steps((trajectory, real) for trajectory, real, told in rows if told),
-        recall=share_of_steps((trajectory, bool(told)) for trajectory, real, told in rows if real),
+        agreement=share_of_steps((trajectory, imagined == real) for trajectory, real, imagined in rows),
+        precision=share_of_steps((trajectory, real) for trajectory, real, imagined in rows if imagined),
+        recall=share_of_steps((trajectory, bool(imagined)) for trajectory, real, imagined in rows if real),
     )
