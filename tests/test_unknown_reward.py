@@ -74,7 +74,6 @@ def test_fidelity_compares_reward_and_success_with_known_ones_only() -> None:
     records = [
         StepRecord(
             trajectory_id=trajectory.id,
-            position=position,
             action=step.action,
             real=step.outcome,
             predicted=step.outcome,
@@ -83,7 +82,7 @@ def test_fidelity_compares_reward_and_success_with_known_ones_only() -> None:
             hallucinated=(),
         )
         for trajectory in (SUCCESS, UNGRADED)
-        for position, step in enumerate(trajectory.transitions)
+        for step in trajectory.transitions
     ]
     found = step_fidelity(records, seconds=1.0)
     assert found.predictions == found.next_state_exact.count == 8
