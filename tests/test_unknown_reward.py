@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import Mock
 
 import pytest
 
 from dreamgym.config import Config
+from dreamgym.data.ingest import Defaults, atif, messages, otel
+from dreamgym.data.ingest.json_reader import Record
 from dreamgym.data.stats import stats
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.errors import ConfigError
@@ -88,6 +91,29 @@ def test_fidelity_compares_reward_and_success_with_known_ones_only() -> None:
     assert found.predictions == found.next_state_exact.count == 8
     assert found.success.agreement.count == found.terminated.agreement.count == 7
     assert found.reward_error.count == 7
+
+
+@pytest.mark.parametrize("module", [messages, atif])
+def test_an_exported_trajectory_of_unknown_success_is_read_as_one(module: ModuleType) -> None:
+    record = Record(where="x:1", value=module.to_record(UNGRADED))
+    assert not module.from_record(record, Defaults(environment="household")).graded
+
+
+def test_spans_without_an_evaluation_are_of_unknown_success() -> None:
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": "look"}]}]
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "find the mug"}]}]
+    span = {
+        "context": {"trace_id": "1", "span_id": "2"},
+        "attributes": {"gen_ai.input.messages": asked, "gen_ai.output.messages": said},
+    }
+    for label, graded in ((None, False), ("fail", True), ("pass", True)):
+        event = {
+            "name": "gen_ai.evaluation.result",
+            "attributes": {"gen_ai.evaluation.score.label": label},
+        }
+        record = Record(where="x:1", value=span | {"events": [event] if label else []})
+        ((_, found),) = otel.from_records([record], Defaults(environment="household"), None)
+        assert (found.graded, found.success) == (graded, label == "pass")
 
 
 def test_the_success_rate_of_a_dataset_is_that_of_known_ends(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dreamgym.data.ingest import Defaults, atif, messages, read_foreign
 from dreamgym.data.ingest.dialogue import EMPTY, END, NO_REPLY
 from dreamgym.data.ingest.json_reader import Record
-from dreamgym.data.schema import decode_trajectory, encode_trajectory, parse_json
+from dreamgym.data.schema import decode_trajectory, dump_json, encode_trajectory, parse_json
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.types import Trajectory
 from tests.data.trajectory_examples import episode, json_values, trajectories
@@ -248,7 +248,7 @@ def test_any_trajectory_is_one_line_that_its_format_recognises(
     trajectory: Trajectory,
     format: Any,  # noqa: A002
 ) -> None:
-    line = format.dump(trajectory)
+    line = dump_json(format.to_record(trajectory), what="record")
     assert "\n" not in line
     assert format.recognises(parse_json(line))
 
@@ -256,7 +256,7 @@ def test_any_trajectory_is_one_line_that_its_format_recognises(
 @pytest.mark.parametrize("format", [messages, atif])
 def test_an_export_comes_back_with_its_texts_rewards_and_success(format: Any) -> None:  # noqa: A002
     exported = episode("one")
-    back = format.from_record(Record(where="x:1", value=parse_json(format.dump(exported))), SHOP)
+    back = format.from_record(Record(where="x:1", value=format.to_record(exported)), SHOP)
     assert (back.id, back.task.instruction, back.start.text) == (
         exported.id,
         exported.task.instruction,

@@ -102,7 +102,8 @@ def show_stats(
       dreamgym buffer stats replay.sqlite --recall --set replay.index=approximate
     """
     settings = resolve(config, overrides, {}).replay
-    with _open(store, settings, embedder=None, read_only=True) as buffer:
+    how: dict[str, Any] = {"index": settings.index, "exact_limit": settings.exact_limit}
+    with ReplayBuffer.open(store, embedder=None, create=False, read_only=True, **how) as buffer:
         measured = {"recall_at_8": asyncio.run(buffer.recall())} if recall else {}
         result = asdict(buffer.stats()) | measured
     about = {name: result[name] for name in ("rows", "real", "synthetic", "embedder", "size_bytes")}
@@ -152,7 +153,7 @@ def search(
     """
     flags = {"replay.k": k, "replay.embedder": embedder, "replay.max_synthetic": max_synthetic}
     settings = resolve(config, overrides, flags).replay
-    with _open(store, settings, embedder=settings.embedder, read_only=True) as buffer:
+    with ReplayBuffer.open_configured(store, settings, create=False, read_only=True) as buffer:
         filters = RetrievalFilter(
             environment=_environment(buffer, environment),
             source=_source(source),
@@ -213,24 +214,9 @@ def compact(
 
 def fill_buffer(sources: list[Path], settings: ReplayConfig, *, skip_bad: bool = False) -> dict[str, Any]:
     """Store new rows with a progress bar; returns the counts."""
-    with _open(settings.store, settings, embedder=settings.embedder) as buffer:
+    with ReplayBuffer.open_configured(settings.store, settings) as buffer:
         counts = asyncio.run(_fill(buffer, sources, skip_bad=skip_bad))
         return counts | {"store": settings.store, "rows": buffer.stats().rows}
-
-
-def _open(
-    store: str, settings: ReplayConfig, *, embedder: str | None, read_only: bool = False
-) -> ReplayBuffer:
-    return ReplayBuffer.open(
-        store,
-        embedder=embedder,
-        index=settings.index,
-        exact_limit=settings.exact_limit,
-        capacity=settings.capacity,
-        max_synthetic=settings.max_synthetic,
-        create=not read_only,
-        read_only=read_only,
-    )
 
 
 def _headings(result: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from dreamgym.config import nearest_name
 from dreamgym.data.ingest import atif, messages, otel, parquet
 from dreamgym.data.ingest.dialogue import Defaults
 from dreamgym.data.ingest.json_reader import Record, read_records
-from dreamgym.data.schema import shorten
+from dreamgym.data.schema import dump_json, shorten
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import OnBad, OnRead, atomic_write, compressed, report
 from dreamgym.types import Trajectory
@@ -59,13 +59,14 @@ def _parquet(path: Path, defaults: Defaults, on_bad: OnBad | None, on_read: OnRe
     return parquet.read(path, on_bad=on_bad, on_read=on_read)
 
 
-def _lines(dump: Callable[[Trajectory], str]) -> Callable[[Iterable[Trajectory], Path], int]:
+def _lines(to_record: Callable[[Trajectory], Any]) -> Callable[[Iterable[Trajectory], Path], int]:
     def write(trajectories: Iterable[Trajectory], path: Path) -> int:
         """Write one line per trajectory atomically, compressed by the suffix of the name."""
         written = 0
         with atomic_write(path) as partial, partial.open("wb") as raw, compressed(raw, path) as stream:
             for trajectory in trajectories:
-                stream.write(dump(trajectory).encode() + b"\n")
+                line = dump_json(to_record(trajectory), what=f"trajectory {trajectory.id!r}")
+                stream.write(line.encode() + b"\n")
                 written += 1
         return written
 
@@ -80,14 +81,14 @@ FORMATS = {
             summary="chat messages in OpenAI's format, one conversation per line",
             read=_one_by_one(messages.from_record),
             recognises=messages.recognises,
-            write=_lines(messages.dump),
+            write=_lines(messages.to_record),
         ),
         Format(
             name="atif",
             summary="Agent Trajectory Interchange Format 1.x, one document per file or line",
             read=_one_by_one(atif.from_record),
             recognises=atif.recognises,
-            write=_lines(atif.dump),
+            write=_lines(atif.to_record),
         ),
         Format(
             name="otel",

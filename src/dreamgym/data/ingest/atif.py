@@ -7,14 +7,14 @@ object of an agent's step and of the document.
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field
 
-from dreamgym.data.ingest.dialogue import Call, Defaults, Header, Message, join, make_trajectory
+from dreamgym.data.ingest.dialogue import Call, Defaults, Header, Message, join, make_trajectory, parse_time
 from dreamgym.data.ingest.json_reader import Foreign, Record
-from dreamgym.data.schema import check, dump_json, row_of, shorten
+from dreamgym.data.ingest.messages import parts_text
+from dreamgym.data.schema import check, row_of
 from dreamgym.errors import DataError
 from dreamgym.types import Trajectory
 
@@ -29,7 +29,7 @@ class _ToolCall(Foreign):
 
 class _Result(Foreign):
     source_call_id: str | None = None
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[str | dict[str, Any]] | None = None
 
 
 class _Observation(Foreign):
@@ -39,7 +39,7 @@ class _Observation(Foreign):
 class _Step(Foreign):
     step_id: int
     source: Literal["system", "user", "agent"]
-    message: str | list[dict[str, Any]]
+    message: str | list[str | dict[str, Any]]
     timestamp: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[_ToolCall] | None = None
@@ -88,7 +88,7 @@ def from_record(record: Record, defaults: Defaults) -> Trajectory:
     header = Header(
         id=given.trajectory_id or given.session_id or f"atif-{record.digest}",
         policy=given.agent.model_name or given.agent.name,
-        recorded_at=next((_seconds(step.timestamp) for step in given.steps if step.timestamp), 0.0),
+        recorded_at=next((parse_time(step.timestamp) for step in given.steps if step.timestamp), 0.0),
         reward=verdict.reward,
         success=verdict.success,
     )
@@ -111,8 +111,8 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
                 "source": "agent",
                 "message": transition.action,
                 **thought,
-                "observation": _observed(transition.outcome.next_state.text),
-                "extra": {"reward": transition.outcome.reward},
+                "observation": {"results": [{"content": transition.outcome.next_state.text}]},
+                "extra": {"reward": transition.outcome.reward if trajectory.graded else None},
             }
         )
     provenance = trajectory.provenance
@@ -123,20 +123,18 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
         "agent": {"name": provenance.policy, "version": str(provenance.policy_version)},
         "steps": steps,
         "final_metrics": {"total_steps": len(steps)},
-        "extra": {"reward": trajectory.total_reward, "success": trajectory.success},
+        "extra": {"reward": trajectory.total_reward, "success": trajectory.success}
+        if trajectory.graded
+        else {},
     }
-
-
-def _observed(text: str) -> dict[str, Any]:
-    return {"results": [{"content": text}]}
 
 
 def _messages(step: _Step) -> list[Message]:
     copied = bool(step.is_copied_context)
-    text = _text(step.message)
+    text, _ = parts_text(step.message)
     results = step.observation.results if step.observation else []
     if step.source != "agent":
-        said = join([text, *(_text(result.content) for result in results)])
+        said = join([text, *(parts_text(result.content)[0] for result in results)])
         return [Message(role=step.source, text=said, copied=copied)]
     calls = tuple(
         Call(id=call.tool_call_id, name=call.function_name, arguments=call.arguments)
@@ -150,30 +148,10 @@ def _messages(step: _Step) -> list[Message]:
         Message(
             # A result without a call of this step is a message of the environment.
             role="tool" if calls and result.source_call_id else "user",
-            text=_text(result.content),
+            text=parts_text(result.content)[0],
             call_id=result.source_call_id if calls else None,
             copied=copied,
         )
         for result in results
     ]
     return [acted, *replies]
-
-
-def _text(content: str | list[dict[str, Any]] | None) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    return join(
-        part["text"] if isinstance(part.get("text"), str) else f"[{part.get('type', 'part')}]"[:40]
-        for part in content
-    )
-
-
-def _seconds(timestamp: str) -> float:
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except (ValueError, OverflowError):
-        raise DataError(f"expected an ISO 8601 timestamp, got {shorten(timestamp)}") from None
-
-
-def dump(trajectory: Trajectory) -> str:
-    return dump_json(to_record(trajectory), what=f"trajectory {trajectory.id!r}")

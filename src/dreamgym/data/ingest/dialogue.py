@@ -20,6 +20,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from dreamgym.data.schema import dump_json, parse_json, shorten
@@ -107,6 +108,16 @@ def parse_arguments(arguments: Any) -> Any:
         return parse_json(arguments) if arguments.strip() else {}
     except DataError:
         return arguments
+
+
+def parse_time(value: Any) -> float:
+    """Seconds since the epoch from nanoseconds or ISO 8601; 0 for nothing."""
+    try:
+        if isinstance(value, str) and not value.isdigit():
+            return datetime.fromisoformat(value).timestamp()
+        return int(value or 0) / 1e9
+    except (ValueError, TypeError, OverflowError):
+        raise DataError(f"expected a time in nanoseconds or ISO 8601, got {shorten(value)}") from None
 
 
 def join(parts: Iterable[str | None]) -> str:

@@ -17,7 +17,7 @@ from dreamgym.data.ingest.dialogue import (
     parse_arguments,
 )
 from dreamgym.data.ingest.json_reader import Foreign, Record
-from dreamgym.data.schema import check, dump_json, row_of, shorten
+from dreamgym.data.schema import check, row_of, shorten
 from dreamgym.errors import DataError
 from dreamgym.types import Trajectory
 
@@ -96,7 +96,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     messages.append({"role": "user", "content": trajectory.start.text})
     for transition in trajectory.transitions:
         thought = {} if transition.thought is None else {"reasoning_content": transition.thought}
-        reward = transition.outcome.reward
+        reward = transition.outcome.reward if trajectory.graded else None
         messages.append({"role": "assistant", "content": transition.action, "reward": reward, **thought})
         messages.append({"role": "user", "content": transition.outcome.next_state.text})
     return {
@@ -108,8 +108,8 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
             "family": trajectory.task.family,
         },
         "model": trajectory.provenance.policy,
-        "reward": trajectory.total_reward,
-        "success": trajectory.success,
+        "reward": trajectory.total_reward if trajectory.graded else None,
+        "success": trajectory.success if trajectory.graded else None,
     }
 
 
@@ -121,7 +121,7 @@ def parse_message(value: Any, position: int) -> Message:
             raise DataError(f"expected role to be one of {', '.join(ROLES)}, got {shorten(message.role)}")
     except DataError as error:
         raise DataError(f"messages.{position}: {error}") from None
-    text, thinking = _texts(message.content)
+    text, thinking = parts_text(message.content)
     return Message(
         role=ROLES[message.role],
         text=text,
@@ -139,7 +139,7 @@ def parse_message(value: Any, position: int) -> Message:
     )
 
 
-def _texts(content: str | list[str | dict[str, Any]] | None) -> tuple[str, str]:
+def parts_text(content: str | list[str | dict[str, Any]] | None) -> tuple[str, str]:
     """(text, thought) of the parts of a content; a part without text becomes its type in brackets."""
     if not isinstance(content, list):
         return content or "", ""
@@ -156,7 +156,3 @@ def _texts(content: str | list[str | dict[str, Any]] | None) -> tuple[str, str]:
 
 def _text(part: dict[str, Any], *keys: str) -> str:
     return next((part[key] for key in keys if isinstance(part.get(key), str)), "")
-
-
-def dump(trajectory: Trajectory) -> str:
-    return dump_json(to_record(trajectory), what=f"trajectory {trajectory.id!r}")

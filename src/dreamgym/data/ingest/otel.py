@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from dreamgym.data.ingest.dialogue import (
@@ -20,6 +19,7 @@ from dreamgym.data.ingest.dialogue import (
     join,
     make_trajectory,
     parse_arguments,
+    parse_time,
 )
 from dreamgym.data.ingest.json_reader import Foreign, Record
 from dreamgym.data.ingest.messages import ROLES, parse_message
@@ -141,7 +141,7 @@ def _span(value: Any, where: str) -> Span:
         trace_id=trace_id,
         span_id=span_id,
         parent_id=_text(_either(span, "parentSpanId", "parent_id", "parent_span_id")),
-        start=_seconds(_either(span, "startTimeUnixNano", "start_time_unix_nano", "start_time")),
+        start=parse_time(_either(span, "startTimeUnixNano", "start_time_unix_nano", "start_time")),
         attributes=attributes,
         verdict=verdict,
     )
@@ -190,6 +190,7 @@ def _trajectory(conversation: _Conversation, defaults: Defaults) -> Trajectory:
     verdict: dict[str, Any] = {}
     for span in conversation.spans:
         verdict |= span.verdict
+    label = _text(verdict.get("gen_ai.evaluation.score.label"))
     first, named = conversation.spans[0], conversation.agent or (calls or conversation.spans)[0]
     header = Header(
         id=conversation.id,
@@ -198,7 +199,7 @@ def _trajectory(conversation: _Conversation, defaults: Defaults) -> Trajectory:
         ),
         recorded_at=first.start,
         reward=check(_Score, {"value": verdict.get("gen_ai.evaluation.score.value")}).value,
-        success=_text(verdict.get("gen_ai.evaluation.score.label")) in ("pass", "passed", "success"),
+        success=None if label is None else label in ("pass", "passed", "success"),
     )
     return make_trajectory(messages, header, defaults)
 
@@ -353,13 +354,3 @@ def _rendered(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return Call(name="", arguments=value).action[1:-1]
-
-
-def _seconds(value: Any) -> float:
-    """A start time: nanoseconds since the epoch, or ISO 8601."""
-    try:
-        if isinstance(value, str) and not value.isdigit():
-            return datetime.fromisoformat(value).timestamp()
-        return int(value or 0) / 1e9
-    except (ValueError, TypeError, OverflowError):
-        raise DataError(f"expected a start time in nanoseconds or ISO 8601, got {shorten(value)}") from None
