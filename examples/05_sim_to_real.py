@@ -8,7 +8,7 @@ import os
 
 import dreamgym as dg
 
-AGENT = os.environ.get("AGENT", "runs/quickstart/dreamgym")
+AGENT = os.environ.get("AGENT", "runs/quickstart/agent")
 OUT = os.environ.get("OUT", "runs/sim-to-real")
 REAL_STEPS = int(os.environ.get("REAL_STEPS", "2000"))
 EPISODES = int(os.environ.get("EPISODES", "100"))

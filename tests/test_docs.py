@@ -1,9 +1,9 @@
-"""The documentation is checked: links lead somewhere, commands parse, Python blocks run, quotes are equal.
+"""The documentation is checked: links, commands, complete Python blocks, quotes, names of files.
 
 A Python block is a program that runs by itself, or it is quoted from a file: a comment
 ``<!-- from PATH -->`` or ``<!-- from PATH:SECTION -->`` stands above it, and the block equals the file, or
 the lines between ``# --8<-- [start:SECTION]`` and ``# --8<-- [end:SECTION]``. A block that continues
-the reader's own code is fenced as ``python fragment``: its syntax and its imports are checked.
+the reader's own code is fenced as ``python fragment``; `test_doc_sessions.py` runs it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("*.md"))
-OWN_TESTS = {"your-own-traces.md", "trajectories.md", "replay-buffer.md", "experience-model.md"}
-"""Guides that a test of their own runs from top to bottom."""
+SESSION_PYTHON = {"your-own-traces.md", "trajectories.md", "replay-buffer.md", "experience-model.md"}
+"""Guides whose Python needs the files of their shell sessions: `test_doc_sessions.py` runs it."""
 QUOTE = re.compile(r"^<!-- from (\S+?)(?::(\w+))? -->\n```python\n(.*?)^```", re.M | re.S)
 
 
@@ -129,7 +129,7 @@ def test_every_command_in_the_documentation_parses(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if blocks(page, "python") and page.name not in OWN_TESTS],
+    [page for page in PAGES if blocks(page, "python") and page.name not in SESSION_PYTHON],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def shards(path: Path) -> list[Path]:
 
 
 def read_trajectories(
-    path: Path, *, on_bad: OnBad | None = None, on_read: OnRead | None = None
+    path: Path | str, *, on_bad: OnBad | None = None, on_read: OnRead | None = None
 ) -> Iterator[Trajectory]:
     """Every trajectory of a file or a directory of shards, in order.
 
@@ -80,7 +80,7 @@ def read_trajectories(
     Raises:
         DataError: ``file:line: expected …, got …``.
     """
-    for shard in shards(path):
+    for shard in shards(Path(path)):
         for number, line in read_lines(shard, on_bad=on_bad, on_read=on_read):
             try:
                 trajectory = decode_trajectory(line)
