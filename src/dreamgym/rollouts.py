@@ -29,9 +29,6 @@ from dreamgym.types import (
     Transition,
 )
 
-MakeEnvironment = Callable[[], Environment]
-MakePolicy = Callable[[Environment], Policy]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
@@ -46,8 +43,8 @@ REAL = Origin()
 
 
 async def run_episode(
-    make_environment: MakeEnvironment,
-    make_policy: MakePolicy,
+    make_environment: Callable[[], Environment],
+    make_policy: Callable[[Environment], Policy],
     *,
     trajectory_id: str,
     task: Task,
@@ -195,8 +192,6 @@ class GroupReport(Sequence[RolloutGroup]):
         return self.groups[index]
 
 
-OnPause = Callable[[str], None]
-OnGroup = Callable[[RolloutGroup], None]
 _DEFAULTS = GroupSettings()
 
 
@@ -211,7 +206,7 @@ async def run_groups(
     origin: Origin = REAL,
     breaker: CircuitBreaker | None = None,
     numbers: Sequence[int] | None = None,
-    on_group: OnGroup | None = None,
+    on_group: Callable[[RolloutGroup], None] | None = None,
 ) -> GroupReport:
     """Run one group for each task; a task that is listed twice gets two groups.
 
@@ -329,7 +324,7 @@ class CircuitBreaker:
     It counts groups and not episodes, since one failing task fails all members of its group.
     """
 
-    def __init__(self, settings: GroupSettings, on_pause: OnPause | None = None) -> None:
+    def __init__(self, settings: GroupSettings, on_pause: Callable[[str], None] | None = None) -> None:
         """`on_pause` receives the reason when it opens."""
         self.pauses = 0
         self._settings = settings

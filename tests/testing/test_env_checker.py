@@ -50,7 +50,7 @@ class Undead(Corridor):
 
 class Eager(Corridor):
     async def step(self, action: str) -> Outcome:
-        if self._phase == "new":
+        if self._phase == "not started":
             self._phase = "running"
         return await super().step(action)
 
@@ -69,7 +69,7 @@ class Generous(Corridor):
 
 class Endless(Corridor):
     async def step(self, action: str) -> Outcome:
-        self._steps_left = 9
+        self._left = 9
         return await super().step(action)
 
 
@@ -144,7 +144,7 @@ class Pretender(Corridor):
 
 class Revisionist(Corridor):
     async def world_sheet(self) -> WorldSheet:
-        return WorldSheet(facts=(("at", "player", f"door {self._place} {self._steps_left}"),))
+        return WorldSheet(facts=(("at", "player", f"door {self._place} {self._left}"),))
 
 
 class Clueless(Corridor):

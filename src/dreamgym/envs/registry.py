@@ -38,12 +38,7 @@ class AnyOptions(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSpec:
-    """An environment before it is opened: how to open it, and its optional roles.
-
-    Only `name` and `open` are needed. The roles improve experience models: `annotator` explains transitions,
-    `tell_facts` selects the facts for a prompt, `goal_met` grades imagined episodes, `refusals` and `actor`
-    describe its texts, `can_succeed` and `task_from_instruction` allow generated tasks.
-    """
+    """An environment before it is opened: how to open it, and its optional roles for experience models."""
 
     name: str
     open: Callable[[Any], EnvironmentFactory]
@@ -81,16 +76,9 @@ class EnvironmentSpec:
 
 
 ROLES = (
-    "annotator",
-    "actor",
-    "tell_facts",
-    "goal_met",
-    "can_succeed",
-    "task_from_instruction",
-    "think",
-    "exchangeable",
-    "refusals",
-)
+    "annotator", "actor", "tell_facts", "goal_met", "can_succeed", "task_from_instruction", "think",
+    "exchangeable", "refusals",
+)  # fmt: skip
 """Fields of `EnvironmentSpec` that `as_environment` also finds as attributes of an object."""
 
 
@@ -105,15 +93,10 @@ def as_environment(
     """The spec of an environment that is given as an object.
 
     Args:
-        environment: One of
-
-            * a name, or an `EnvironmentSpec`;
-            * an `EnvironmentFactory`;
-            * a class with `start` and `step` (sync or async), or a function that returns such an object; it
-              is called once for each episode with those of `task`, `seed` and the options that it accepts;
-            * a `gymnasium.Env` with text observations and actions: an instance, a class or a function.
-
-            `envs.adapters` describes what `start` and `step` may return.
+        environment: a name, an `EnvironmentSpec`, an `EnvironmentFactory`; a class with `start` and `step`
+            (sync or async) or a function that returns such an object, called once for each episode with those
+            of `task`, `seed` and the options that it accepts; or a `gymnasium.Env` with text observations and
+            actions. `envs.adapters` describes what `start` and `step` may return.
         name: by default the attribute `name`, or the class name in lower case; a factory keeps its name.
         tasks: tasks or instructions, or a mapping from splits to them. By default the attribute `tasks`;
             without it, tasks are numbered seeds.
@@ -132,8 +115,8 @@ def as_environment(
     if isinstance(environment, EnvironmentSpec):
         return replace(environment, **roles)
     found = {role: getattr(environment, role) for role in ROLES if hasattr(environment, role)} | roles
-    if found.get("annotator") is not None and not _makes(found["annotator"]):
-        annotator = found["annotator"]
+    annotator = found.get("annotator")
+    if hasattr(annotator, "annotate") and not inspect.isclass(annotator):
         found["annotator"] = lambda: annotator
     if is_factory(environment):
         factory: Any = environment
@@ -149,11 +132,6 @@ def as_environment(
         horizon=adapter.horizon,
         **found,
     )
-
-
-def _makes(annotator: object) -> bool:
-    """Whether this is a class or function that makes an annotator, and not an annotator."""
-    return inspect.isclass(annotator) or not hasattr(annotator, "annotate")
 
 
 def register(spec: EnvironmentSpec) -> EnvironmentSpec:

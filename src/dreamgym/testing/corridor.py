@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from dreamgym.config import nearest_name
-from dreamgym.errors import ConfigError, EpisodeOverError, UnknownSplitError
+from dreamgym.envs.episode import Episode, check_count, check_expert, check_split
+from dreamgym.errors import ConfigError, EpisodeOverError
 from dreamgym.types import Outcome, State, Task, WorldSheet
 
 
-class Corridor:
+class Corridor(Episode):
     """Walk to the one door that is not locked and open it.
 
     >>> import asyncio
@@ -29,38 +29,26 @@ class Corridor:
     experts = ("walker",)
 
     def __init__(self, task: Task, *, length: int, start: int, way_out: int, horizon: int) -> None:
-        self.task = task
+        super().__init__(task, horizon)
         self._length = length
         self._place = start
         self._way_out = way_out
-        self._steps_left = horizon
-        self._phase = "new"
 
-    async def start(self) -> State:
-        if self._phase != "new":
-            raise EpisodeOverError("an environment is one episode: make another one")
-        self._phase = "running"
+    async def _start(self) -> State:
         return self._state()
 
-    async def step(self, action: str) -> Outcome:
-        if self._phase != "running":
-            raise EpisodeOverError(f"step: expected a running episode, this one is {self._phase}")
-        self._steps_left -= 1
+    async def _step(self, action: str) -> Outcome:
         found = action == "open door" and self._place == self._way_out
-        truncated = not found and self._steps_left <= 0
         text = "You open the door and leave." if found else self._answer(action)
-        if found or truncated:
-            self._phase = "over"
         return Outcome(
             next_state=State(text=text, admissible_actions=() if found else self._actions()),
             reward=float(found),
             terminated=found,
-            truncated=truncated,
             success=found,
         )
 
     async def world_sheet(self) -> WorldSheet:
-        if self._phase == "new":
+        if self._phase == "not started":
             raise EpisodeOverError("world_sheet: start the episode first")
         doors = range(1, self._length + 1)
         return WorldSheet(
@@ -68,14 +56,10 @@ class Corridor:
         )
 
     async def expert_action(self, expert: str | None = None) -> str:
-        if expert not in (None, *self.experts):
-            raise ConfigError(f"unknown expert {expert!r}{nearest_name(str(expert), self.experts)}")
+        check_expert(expert, self.experts)
         if self._place == self._way_out:
             return "open door"
         return "go east" if self._place < self._way_out else "go west"
-
-    async def aclose(self) -> None:
-        self._phase = "closed"
 
     def _answer(self, action: str) -> str:
         if action not in self._actions():
@@ -106,13 +90,11 @@ class CorridorFactory:
         self._horizon = horizon
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
-        if split not in self.splits:
-            raise UnknownSplitError(split, self.splits, self.name)
+        check_split(split, self.splits, self.name)
         doors = range(1, self._length + 1)
         # Every third pair is held out for testing.
         pairs = [(a, b) for a in doors for b in doors if a != b and ((a + b) % 3 == 0) == (split == "test")]
-        if count is not None and count > len(pairs):
-            raise ConfigError(f"split {split!r} holds {len(pairs)} tasks, asked for {count}")
+        check_count(split, len(pairs), count)
         random.Random(seed).shuffle(pairs)
         return [self._task(split, start, way_out) for start, way_out in pairs[:count]]
 

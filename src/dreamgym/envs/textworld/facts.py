@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING
+from dreamgym.envs.textworld.text_rendering import COOKING, CUTTING, condition
 from dreamgym.types import Fact, WorldSheet
 
 PLAYER, MEAL, KITCHEN = "player", "meal", "kitchen"
@@ -137,12 +137,7 @@ class GameFacts:
         )
 
     def condition(self, thing: str) -> list[str]:
-        """The visible properties, in the order of the text."""
-        marks = self.marks[thing]
-        parts: list[str] = [mark for mark in ("open", "closed", "locked") if mark in marks]
-        parts += sorted(marks & CUTTING)
-        heated = marks & {"burned"} or marks & COOKING or ({"raw"} if "needs_cooking" in marks else set())
-        return parts + sorted(heated)
+        return condition(self.marks[thing])
 
 
 def parsed(action: str) -> tuple[str, str, str]:

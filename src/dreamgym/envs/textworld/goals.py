@@ -26,18 +26,15 @@ def lost(sheet: WorldSheet) -> bool:
     known = GameFacts(sheet.facts)
     if any(known.carried(fact[1]) for fact in known.facts if fact[0] == "loses" and len(fact) > 1):
         return True
-    return "burned" in known.marks[MEAL] or any(
-        spoilt(known, food)
-        for food in known.recipe
-        if "used" not in known.marks[food]  # part of the meal
-    )
-
-
-def spoilt(known: GameFacts, food: str) -> bool:
-    """Whether a food can no longer be prepared as in the recipe."""
-    marks = known.marks[food]
-    made = marks & (COOKING | CUTTING)
-    return bool(marks & {"burned", "consumed"} or made - known.recipe[food])
+    if "burned" in known.marks[MEAL]:
+        return True
+    for food, wanted in known.recipe.items():
+        marks = known.marks[food]
+        made = marks & (COOKING | CUTTING)
+        # A food that was used is part of the meal.
+        if "used" not in marks and (marks & {"burned", "consumed"} or made - wanted):
+            return True
+    return False
 
 
 def can_succeed(task: Task, sheet: WorldSheet) -> bool:

@@ -101,12 +101,7 @@ class SceneRenderer:
         return _there_is(place, held, self._list(held))
 
     def condition(self, thing: str) -> list[str]:
-        """The visible properties of an object, in the order of the text."""
-        marks = self.marks[thing]
-        parts = [*(mark for mark in _OPENNESS if mark in marks), *(marks & CUTTING)]
-        # As in the compiled game, which calls raw only what is inedible raw.
-        heated = marks & {"burned"} or marks & COOKING or ({"raw"} if "needs_cooking" in marks else set())
-        return [*parts, *heated]
+        return condition(self.marks[thing])
 
     def _ways(self) -> list[str]:
         sentences, free = [], []
@@ -130,6 +125,13 @@ class SceneRenderer:
 
     def is_fixed(self, thing: str) -> bool:
         return self._infos[thing].type in ("c", "s", *_HEATING)  # containers and supporters
+
+
+def condition(marks: set[str]) -> list[str]:
+    """The visible properties of an object, in the order of the text."""
+    # As in the compiled game, which calls raw only what is inedible raw.
+    heated = marks & {"burned"} or marks & COOKING or ({"raw"} if "needs_cooking" in marks else set())
+    return [*(mark for mark in _OPENNESS if mark in marks), *sorted(marks & CUTTING), *sorted(heated)]
 
 
 def named_facts(infos: Any, facts: Iterable[Any]) -> list[Fact]:
