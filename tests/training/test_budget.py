@@ -17,13 +17,13 @@ async def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-async def test_practice_ends_when_its_seconds_are_used_and_resumes_when_it_is_given_more(
+async def test_training_ends_when_its_seconds_are_used_and_resumes_when_it_is_given_more(
     folder: Path,
 ) -> None:
     short = ("train.warm_start_steps=2", "train.steps=3")
     first = await train(settings(folder, *short, "train.seconds=0.000001"), real=FACTORY)
     assert first["steps"] == 1, "a step that was begun is brought to its end"
-    assert first["ended"] == "1e-06 seconds of practice are used"
+    assert first["ended"] == "1e-06 seconds of training are used"
     more = await train(settings(folder, *short, "train.seconds=1000"), real=FACTORY)
     assert (more["steps"], more["ended"]) == (3, "3 steps are done")
 
