@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Generic, Self, TypeVar, cast
 
 from dreamgym.errors import DataError, StoreError
@@ -314,9 +313,7 @@ class AppendLog(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _repair(self, decode: Callable[[bytes], T]) -> None:

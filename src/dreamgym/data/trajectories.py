@@ -8,7 +8,6 @@ from __future__ import annotations
 import lzma
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from dreamgym.data.schema import (
@@ -196,9 +195,7 @@ class TrajectoryWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _path(self, number: int) -> Path:

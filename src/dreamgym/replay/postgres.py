@@ -137,7 +137,7 @@ class PostgresStore:
                 " GROUP BY 1, 2 ORDER BY 1, 2"
             ).fetchall()
         )
-        return [Holding(environment=e, source=s, rows=n, trajectories=t) for e, s, n, t in rows]
+        return [Holding(*row) for row in rows]
 
     def size_bytes(self) -> int:
         tables = ("replay_trajectories", "replay_transitions", "replay_keys")

@@ -177,11 +177,10 @@ class SqliteStore:
                 "SELECT j.environment, j.source, count(*), count(DISTINCT k.trajectory)"
                 " FROM keys k JOIN trajectories j ON j.code = k.trajectory GROUP BY 1, 2 ORDER BY 1, 2"
             ).fetchall()
-        return [Holding(environment=e, source=s, rows=n, trajectories=t) for e, s, n, t in rows]
+        return [Holding(*row) for row in rows]
 
     def size_bytes(self) -> int:
-        files = (self._path, self._wal)
-        return sum(file.stat().st_size for file in files if file.exists())
+        return sum(file.stat().st_size for file in (self._path, self._wal) if file.exists())
 
     def rekey_start(self, embedder: str, dimension: int) -> None:
         with self._transaction() as db:
@@ -378,8 +377,7 @@ def _known(db: sqlite3.Connection, trajectory_ids: Iterable[str]) -> dict[str, K
 def _insert(db: sqlite3.Connection, plan: AppendPlan) -> None:
     db.executemany("INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?)", plan.trajectories)
     db.executemany("INSERT INTO transitions VALUES (?, ?, ?, ?)", plan.transitions)
-    rows = zip(plan.transitions, plan.keys, strict=True)
-    keys = [(seq, code, key.tobytes()) for (seq, code, *_), key in rows]
+    keys = [(row[0], row[1], key.tobytes()) for row, key in zip(plan.transitions, plan.keys, strict=True)]
     db.executemany("INSERT INTO keys VALUES (?, ?, ?)", keys)
 
 

@@ -85,7 +85,7 @@ class Addition:
     """Identity of the embedder that made the keys."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive rows of the store as columns, for an index."""
 
@@ -100,21 +100,12 @@ class Chunk:
     @classmethod
     def of(cls, rows: Sequence[tuple[Any, ...]], keys: Keys) -> Self:
         """From rows of (seq, key, environment, source, trajectory, task, reward) and their decoded keys."""
-        seqs, _, environments, sources, trajectories, tasks, rewards = (
-            zip(*rows, strict=True) if rows else [()] * 7
-        )
-        return cls(
-            seqs=np.array(seqs, np.int64),
-            keys=keys,
-            environments=environments,
-            sources=sources,
-            trajectories=trajectories,
-            tasks=tasks,
-            rewards=np.array(rewards, np.float64),
-        )
+        seqs, _, places, sources, names, tasks, rewards = zip(*rows, strict=True) if rows else [()] * 7
+        numbers, values = np.array(seqs, np.int64), np.array(rewards, np.float64)
+        return cls(numbers, keys, places, sources, names, tasks, values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """The state of the store; cheap enough to read before every search."""
 
@@ -134,18 +125,12 @@ class StoreStatus:
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self:
         """From a row of `COLUMNS`."""
-        embedder, dimension, generation, last_seq, real, synthetic, real_floor, synthetic_floor = row
-        return cls(
-            embedder=embedder,
-            dimension=dimension,
-            generation=generation,
-            last_seq=last_seq,
-            rows={"real": real, "synthetic": synthetic},
-            floors={"real": real_floor, "synthetic": synthetic_floor},
-        )
+        rows: dict[Source, int] = {"real": row[4], "synthetic": row[5]}
+        floors: dict[Source, int] = {"real": row[6], "synthetic": row[7]}
+        return cls(row[0], row[1], row[2], row[3], rows, floors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Holding:
     """How much of one environment and source the store holds."""
 
@@ -374,7 +359,7 @@ def evict(
 
 def texts_of(rows: Iterable[tuple[int, bytes]]) -> list[tuple[int, str, str]]:
     """(seq, state text, action) of (seq, payload) rows."""
-    decoded = [(seq, decode_payload(payload)) for seq, payload in rows]
+    decoded = ((seq, decode_payload(payload)) for seq, payload in rows)
     return [(seq, transition.state.text, transition.action) for seq, transition in decoded]
 
 

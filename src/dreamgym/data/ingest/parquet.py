@@ -33,36 +33,19 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _schema(pa: Any) -> Any:
-    text, texts = pa.string(), pa.list_(pa.string())
-    types = {
-        "schema_version": pa.int64(),
-        "trajectory_id": text,
-        "position": pa.int64(),
-        "task_id": text,
-        **dict.fromkeys(TASK, text),
-        "parameters": text,
-        "state": text,
-        "admissible_actions": texts,
-        "thought": text,
-        "action": text,
-        "next_state": text,
-        "next_admissible_actions": texts,
-        "reward": pa.float64(),
-        "terminated": pa.bool_(),
-        "truncated": pa.bool_(),
-        "success": pa.bool_(),
-        "reasoning": text,
-        "confidence": pa.float64(),
-        "reward_source": text,
-        "source": text,
-        "policy": text,
-        "policy_version": pa.int64(),
-        "experience_model": text,
-        "recorded_at": pa.float64(),
-        "seed": pa.int64(),
-        "sheet": text,
+    integer, number, truth, texts = pa.int64(), pa.float64(), pa.bool_(), pa.list_(pa.string())
+    names = [
+        *("schema_version", "trajectory_id", "position", "task_id", *TASK, "parameters", "state"),
+        *("admissible_actions", "thought", "action", "next_state", "next_admissible_actions"),
+        *(*OUTCOME, *PROVENANCE, "seed", "sheet"),
+    ]
+    kinds = {
+        **dict.fromkeys(("schema_version", "position", "policy_version", "seed"), integer),
+        **dict.fromkeys(("reward", "confidence", "recorded_at"), number),
+        **dict.fromkeys(("terminated", "truncated", "success"), truth),
+        **dict.fromkeys(("admissible_actions", "next_admissible_actions"), texts),
     }
-    return pa.schema(list(types.items()))
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in names])
 
 
 def write(trajectories: Iterable[Trajectory], path: Path) -> int:
