@@ -24,9 +24,10 @@ from dreamgym.models.local.tokenization import TextCodec
 from dreamgym.protocols import Policy
 from dreamgym.rollouts import run_episode
 from dreamgym.structured import one_line
-from dreamgym.testing import CorridorFactory, ScriptedLanguageModel
+from dreamgym.testing import CorridorFactory
 from dreamgym.types import Completion, Outcome, State, Task, Trajectory, Transition
 from tests.rl.echo_environment import TOKENIZER, nano_model
+from tests.scripted import ScriptedLanguageModel
 
 TASK = Task(id="t", instruction="Leave the\ncorridor.", environment="corridor")
 PLAIN = AgentConfig(history=0)

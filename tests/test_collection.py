@@ -125,7 +125,7 @@ def test_ctrl_c_ends_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "interrupted; what was acknowledged is on disk" in printed
+    assert "interrupted; what was done so far is saved" in printed
     assert "Traceback" not in printed
     stored = rows(out)
     assert stored >= 2

@@ -14,8 +14,9 @@ from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.evaluation.evaluate import evaluate
 from dreamgym.models.registry import LanguageModels
 from dreamgym.prompted_policy import PromptedPolicy, prompted_policy_factory
-from dreamgym.testing import CorridorFactory, ScriptedLanguageModel
+from dreamgym.testing import CorridorFactory
 from dreamgym.types import CompletionRequest, FailureKind, State, Task
+from tests.scripted import ScriptedLanguageModel
 from tests.scripted_server import ScriptedServer
 
 TASK = Task(id="t", instruction="leave", environment="corridor")

@@ -129,17 +129,17 @@ async def test_members_that_start_differently_are_no_group() -> None:
 
 
 async def test_the_circuit_breaker_pauses_then_stops_with_the_reason() -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     settings = GroupSettings(size=2, retries=0, failure_window=4, pause=0.01, pauses=1, concurrency=1)
     factory = Workshop(broken=999)
     tasks = [*await factory.tasks("train", 8)] * 2
-    breaker = CircuitBreaker(settings, told.append)
+    breaker = CircuitBreaker(settings, reasons.append)
     with pytest.raises(
         RolloutsFailingError, match=r"4 of the last 4 rollout groups failed.*4 crashed.*gine is g"
     ):
         await run_groups(factory, _walker, tasks, name="g", settings=settings, breaker=breaker)
     assert breaker.pauses == 1
-    assert "retrying in 0.01 seconds" in told[0]
+    assert "retrying in 0.01 seconds" in reasons[0]
     assert len(factory.made) < 20, "of 32 episodes the rest was never started"
 
 

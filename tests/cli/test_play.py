@@ -19,12 +19,12 @@ from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.models.registry import LanguageModels
 from dreamgym.play import HELP, PlaySession, find_task, imagined_episode, play
-from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.testing.corridor import CorridorFactory
 from dreamgym.training.experience_loading import LoadedExperienceModel
 from dreamgym.training.experience_run import ExperienceRun
 from dreamgym.types import Task, Trajectory, WorldSheet
 from tests.command import INTERRUPTIBLE
+from tests.scripted import ScriptedLanguageModel
 
 PROMPT = b"\n> "
 
@@ -67,12 +67,12 @@ async def test_a_person_who_follows_the_expert_wins_and_keeps_the_episode(
         assert "Task: " in await terminal.read()
         assert "\n" in await terminal.type(b":sheet")
         await terminal.type(b"bad \xff action")
-        told, steps = "", 1
-        while "The episode is over" not in told:
+        printed, steps = "", 1
+        while "The episode is over" not in printed:
             advice = await terminal.type(b":expert")
             assert advice in (await terminal.type(b":actions")).splitlines()
-            told, steps = await terminal.type(advice.encode()), steps + 1
-        assert f"The episode is over: success, reward 1, {steps} steps." in told
+            printed, steps = await terminal.type(advice.encode()), steps + 1
+        assert f"The episode is over: success, reward 1, {steps} steps." in printed
         assert "is over" in await terminal.type(b"look")
         assert "Saved" in await terminal.type(f":save {tmp_path / 'mine'}".encode())
         if ending == "interrupt":
@@ -122,11 +122,11 @@ def test_an_episode_left_early_is_truncated_and_saving_goes_on_after_a_failure(
     )
     assert [step.action for step in played.transitions] == ["go east", "dance"]
     assert [step.outcome.truncated for step in played.transitions] == [False, True]
-    told = capsys.readouterr().out
-    assert "expected a folder: :save DIR" in told
-    assert "There is no action to save yet." in told
-    assert "error: " in told
-    assert "Already saved" in told
+    printed = capsys.readouterr().out
+    assert "expected a folder: :save DIR" in printed
+    assert "There is no action to save yet." in printed
+    assert "error: " in printed
+    assert "Already saved" in printed
     assert [len(each) for each in read_trajectories(tmp_path / "a")] == [1, 2]
 
 
@@ -179,22 +179,22 @@ def test_meta_commands_are_not_actions(runner: asyncio.Runner, capsys: pytest.Ca
         ":demonstrations",
     )
     assert not played.transitions
-    told = capsys.readouterr().out
-    assert HELP in told
-    assert "did you mean ':actions'?" in told
-    assert "There is no expert 'runner'" in told
-    assert "No reasoning" in told
-    assert "No demonstrations: no action yet, a real environment" in told
-    assert "door 3: unlocked" in told
+    printed = capsys.readouterr().out
+    assert HELP in printed
+    assert "did you mean ':actions'?" in printed
+    assert "There is no expert 'runner'" in printed
+    assert "No reasoning" in printed
+    assert "No demonstrations: no action yet, a real environment" in printed
+    assert "door 3: unlocked" in printed
 
 
 def test_text_from_an_environment_cannot_steer_the_terminal(
     runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dream(runner, "\x1b[2Jgone [bold]x[/bold]", "open safe 1")
-    told = capsys.readouterr().out
-    assert "\x1b[2J" not in told
-    assert "[bold]x[/bold]" in told
+    printed = capsys.readouterr().out
+    assert "\x1b[2J" not in printed
+    assert "[bold]x[/bold]" in printed
 
 
 def dream(runner: asyncio.Runner, next_state: str, *lines: str) -> Trajectory:
@@ -218,13 +218,13 @@ def test_an_imagined_episode_is_played_the_same_way_and_shows_its_reasoning(
     runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played = dream(runner, "It opens.", ":sheet", ":expert", "sing", "open safe 1", ":why", ":sheet")
-    told = capsys.readouterr().out
-    assert "safe 1: openable" in told
-    assert "has no expert" in told
-    assert "error: test, 3 attempts" in told
-    assert "It opens.\nThe episode is over: success, reward 1, 1 steps." in told
-    assert "it is closed.\nconfidence: unknown; grader: model" in told
-    assert "safe 1: openable, opened\nThe last action changed:\n+ safe 1: opened" in told
+    printed = capsys.readouterr().out
+    assert "safe 1: openable" in printed
+    assert "has no expert" in printed
+    assert "error: test, 3 attempts" in printed
+    assert "It opens.\nThe episode is over: success, reward 1, 1 steps." in printed
+    assert "it is closed.\nconfidence: unknown; grader: model" in printed
+    assert "safe 1: openable, opened\nThe last action changed:\n+ safe 1: opened" in printed
     assert (played.provenance.source, played.provenance.experience_model) == ("synthetic", "test")
 
 

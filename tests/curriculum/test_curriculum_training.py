@@ -22,7 +22,6 @@ from dreamgym.envs.textworld import SPEC as TEXTWORLD
 from dreamgym.errors import ConfigError
 from dreamgym.experience.reply_format import variation_text
 from dreamgym.models.registry import LanguageModels
-from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.trainer import train
 from dreamgym.types import (
@@ -36,6 +35,7 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
+from tests.scripted import ScriptedLanguageModel
 from tests.scripted_server import ScriptedServer
 
 RECORDED = list(islice(read_trajectories(builtin_dataset()), 300))

@@ -24,8 +24,8 @@ async def test_the_annotated_sheet_agrees_with_every_listing_of_the_simulator() 
             text = transition.outcome.next_state.text
             for on, inside, things in _LISTING.findall(text):
                 seen = set(re.findall(r"\ba (\w+ \d+)", things))
-                told = {f[1] for f in sheet.facts if f[0] == "inreceptacle" and f[2] == (on or inside)}
-                assert seen == told, (transition.action, text)
+                facts_there = {f[1] for f in sheet.facts if f[0] == "inreceptacle" and f[2] == (on or inside)}
+                assert seen == facts_there, (transition.action, text)
                 compared += 1
             if transition.action == "inventory" and text != "Nothing happens.":
                 held = {fact[2] for fact in sheet.facts if fact[:2] == ("holds", AGENT)}

@@ -1,4 +1,4 @@
-"""The goal, read off a sheet, agrees with the real engine's verdict; whether it can be met is told too."""
+"""Checks of the goal on a world sheet agree with the simulator; also whether a goal can still be met."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def asked(family: str, thing: str = "Mug", place: str = "Shelf") -> Task:
     return Task(id=family, instruction="", environment="alfworld", parameters={"goal": goal})
 
 
-HOUSE: tuple[Fact, ...] = (
+FACTS: tuple[Fact, ...] = (
     ("inreceptacle", "mug 1", "desk 1"),
     ("pickupable", "mug 1"),
     ("heatable", "mug 1"),
@@ -66,19 +66,19 @@ HOUSE: tuple[Fact, ...] = (
 )
 
 
-def house(*without: Fact, plus: tuple[Fact, ...] = ()) -> WorldSheet:
-    return WorldSheet(facts=(*(fact for fact in HOUSE if fact not in without), *plus))
+def sheet_of(*without: Fact, plus: tuple[Fact, ...] = ()) -> WorldSheet:
+    return WorldSheet(facts=(*(fact for fact in FACTS if fact not in without), *plus))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_planted_house_allows_every_family_until_something_needed_is_taken_away(family: str) -> None:
     task = asked(family)
-    assert can_succeed(task, house())
-    assert not can_succeed(asked(family, thing="Book"), house())
+    assert can_succeed(task, sheet_of())
+    assert not can_succeed(asked(family, thing="Book"), sheet_of())
     if family != "look_at_obj_in_light":
-        assert not can_succeed(asked(family, place="Safe"), house())
-        assert not can_succeed(task, house(), contains={"Shelf": {"Book"}})
-        assert can_succeed(task, house(), contains={"Shelf": {"Book", "Mug"}})
+        assert not can_succeed(asked(family, place="Safe"), sheet_of())
+        assert not can_succeed(task, sheet_of(), contains={"Shelf": {"Book"}})
+        assert can_succeed(task, sheet_of(), contains={"Shelf": {"Book", "Mug"}})
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_the_planted_house_allows_every_family_until_something_needed_is_taken_a
     ],
 )
 def test_an_impossible_task_is_recognised(family: str, missing: Fact) -> None:
-    assert missing in HOUSE
-    assert not can_succeed(asked(family), house(missing))
+    assert missing in FACTS
+    assert not can_succeed(asked(family), sheet_of(missing))
 
 
 def test_a_task_that_is_done_already_cannot_succeed() -> None:
     assert not can_succeed(
-        asked("pick_and_place_simple"), house(plus=(("inreceptacle", "mug 1", "shelf 1"),))
+        asked("pick_and_place_simple"), sheet_of(plus=(("inreceptacle", "mug 1", "shelf 1"),))
     )
 
 
@@ -116,6 +116,6 @@ _WORDS = st.sampled_from(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_imagined_sheet_breaks_the_check(family: str, facts: list[Fact]) -> None:
     """A model that declares ``+ inreceptacle mug 1`` has ended a run by it."""
-    sheet = house(plus=tuple(facts))
+    sheet = sheet_of(plus=tuple(facts))
     assert goal_met(asked(family), sheet) in (True, False)
     assert can_succeed(asked(family), sheet) in (True, False)

@@ -1,4 +1,4 @@
-"""Thoughts for household agents: true to what was told, and about what the expert does next."""
+"""Rationales for household agents: they agree with the observations and with the action of the expert."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def expert() -> list[Trajectory]:
 
 def test_a_rationale_names_only_what_the_agent_has_seen(expert: list[Trajectory]) -> None:
     for trajectory in expert:
-        told = set(NAME.findall(trajectory.start.text))
+        named = set(NAME.findall(trajectory.start.text))
         for turn in trajectory.transitions:
-            told |= set(NAME.findall(turn.state.text))
+            named |= set(NAME.findall(turn.state.text))
             assert turn.thought
-            assert set(NAME.findall(turn.thought)) <= told
+            assert set(NAME.findall(turn.thought)) <= named
 
 
 def test_what_is_taken_was_thought_of_nearly_always(expert: list[Trajectory]) -> None:

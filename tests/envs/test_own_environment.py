@@ -37,7 +37,7 @@ def _no_leftovers() -> Iterator[None]:
 
 
 class Safe:
-    """Open the safe: the label tells the digit."""
+    """Open the safe: the label states the digit."""
 
     name = "safe"
     horizon = 3
@@ -138,7 +138,7 @@ async def test_a_class_becomes_a_factory_with_tasks_roles_and_facts() -> None:
     assert (factory.name, factory.splits) == ("safe", ("train", "test"))
     spec = find_environment("safe")
     assert (spec.refusals, environment_horizon(spec, {})) == (Safe.refusals, Safe.horizon)
-    assert spec.summary == "Open the safe: the label tells the digit."
+    assert spec.summary == "Open the safe: the label states the digit."
     first, again = await factory.tasks("train", 3), await factory.tasks("train", 3)
     assert first == again
     environment = factory.make(first[0])

@@ -35,7 +35,7 @@ COOKING = CookingGame(split="train", seed=3)
 
 
 def compare(settings: GameSettings, seed: int, *, led: float, jumbled: float = 0.2) -> Counter[str]:
-    """Play one episode beside the rules and fail where they differ; what happened, counted.
+    """Play one episode with the rules and fail where they differ; what happened, counted.
 
     Args:
         led: share of actions that the expert chooses.
@@ -55,14 +55,14 @@ def compare(settings: GameSettings, seed: int, *, led: float, jumbled: float = 0
             action = jumble(chance, sorted(known))
         text = play.act(action)
         kind, *names = parsed(action)
-        house = GameFacts(sheet.facts)
-        one, other = (house.named(name) for name in names)
-        possible = all(met for _, met in checks(house, kind, one, other))
+        facts = GameFacts(sheet.facts)
+        one, other = (facts.named(name) for name in names)
+        possible = all(met for _, met in checks(facts, kind, one, other))
         assert possible == (text not in REFUSALS), (action, text)
         outcome = Outcome(
             next_state=State(text=text), reward=0.0, terminated=play.won or play.lost, success=play.won
         )
-        note = explain(house, Transition(state=State(text=""), action=action, outcome=outcome))
+        note = explain(facts, Transition(state=State(text=""), action=action, outcome=outcome))
         assert note.reasoning.endswith("not possible.") == (text in REFUSALS)
         assert corrected(f"think: {note.reasoning}", [*facts_for(sheet, action)]) is None, note.reasoning
         assert ("the task is done" in note.reasoning) == play.won
@@ -132,9 +132,9 @@ def test_a_key_in_its_own_chest_and_a_missing_stove_make_a_game_hopeless() -> No
 
 
 async def played(policy: str, settings: GameSettings = COOKING) -> Trajectory:
-    worlds, task = TextWorldFactory(TextWorldOptions()), task_of(settings)
+    factory, task = TextWorldFactory(TextWorldOptions()), task_of(settings)
     found = await run_episode(
-        lambda: worlds.make(task),
+        lambda: factory.make(task),
         lambda environment: make_policy(policy, environment, seed=0),
         trajectory_id="one",
         task=task,
@@ -225,8 +225,8 @@ async def test_held_out_games_may_keep_the_foods_of_training_and_a_split_may_be_
     from textworld.challenges.tw_cooking.cooking import FOODS_SPLITS
 
     options = validate(TextWorldOptions, {"family": "cooking", "foods": "train", "games": 12})
-    worlds = TextWorldFactory(options)
-    tasks = await worlds.tasks("test", seed=5)
+    factory = TextWorldFactory(options)
+    tasks = await factory.tasks("test", seed=5)
     assert len(tasks) == 12
     found = {
         fact[1]

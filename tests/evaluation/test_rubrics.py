@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.evaluation.rubrics import judge_trajectories
 from dreamgym.experience.rubric_judge import RUBRICS, RubricJudge, parse_scores
-from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import (
     CompletionRequest,
     FailureKind,
@@ -20,6 +19,7 @@ from dreamgym.types import (
     Trajectory,
     Transition,
 )
+from tests.scripted import ScriptedLanguageModel
 
 GOOD = '{"consistency": 2, "diversity": 1, "informativeness": 2, "hallucination": 0}'
 
