@@ -1,14 +1,14 @@
-"""The claim, cell by cell: practice in the dream against imitation, preference and practice in reality.
+"""The paper's claim, cell by cell: RL in the dream against SFT, DPO and RL in the real environment.
 
     python benchmarks/claim.py --env textworld --methods sft grpo-dream grpo-real --seeds 0 1
     python benchmarks/claim.py --env alfworld --methods grpo-dream --seeds 0 --minutes 90
     python benchmarks/claim.py --table
 
-A cell is an environment, a method, a seed and, if asked for, an ablation. Its stages are `dreamgym` commands,
-shared where cells share them (data, experience model, imitation start); each is resumable, and so is a cell:
-run the same command again. Its result is a file of its own; table and plot are made from whatever is there.
-Practice has two budgets, minutes and real steps; sim-to-real gets a sixteenth of the real steps of practice
-in reality. Every policy plays the same unseen games.
+A cell is an environment, a method, a seed and, optionally, an ablation. Its stages are `dreamgym` commands,
+shared between cells where they are equal (data, experience model, warm start); run the same command again
+to resume. Each result is a file of its own; table and plot have the cells that are there. RL has two
+budgets, minutes and real steps; sim-to-real gets a sixteenth of the real steps. All policies play the same
+unseen games.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from typing import Any
 
 METHODS = ("sft", "dpo", "grpo-real", "ppo-real", "grpo-dream", "ppo-dream", "grpo-s2r", "ppo-s2r")
 SHARE = 16
-"""Sim-to-real gets one of so many of the real steps."""
-TAUGHT_WITHOUT = ("no-history", "no-demonstrations", "no-reasoning", "no-sheet")
-"""Ablations of the experience model: taught without."""
-PRACTISED_WITH = {"no-curriculum": "curriculum.generator=none", "own-word": "train.reward=model"}
-"""Ablations of practice in the dream."""
+"""Sim-to-real gets the real steps divided by this."""
+FINE_TUNED_WITHOUT = ("no-history", "no-demonstrations", "no-reasoning", "no-sheet")
+"""Ablations of the experience model."""
+TRAINED_WITH = {"no-curriculum": "curriculum.generator=none", "own-word": "train.reward=model"}
+"""Ablations of RL in the dream."""
 LONG = "long"
-"""Of imitation alone: six times as many updates, to know how far that gets where nobody practises."""
+"""Of SFT alone: six times as many updates, as a stronger baseline."""
 LONGER = 6
-ABLATIONS = (*TAUGHT_WITHOUT, *PRACTISED_WITH, LONG)
+ABLATIONS = (*FINE_TUNED_WITHOUT, *TRAINED_WITH, LONG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """An environment and how it is learnt."""
+    """An environment and the settings of its runs."""
 
     options: tuple[str, ...] = ()
     """Of the real environment."""
@@ -49,25 +49,25 @@ class Place:
     """Offline trajectories that come with the package."""
     recorded: tuple[tuple[str, ...], ...] = ()
     """Others: policy, episodes and seed of each folder."""
-    taught: tuple[str, ...] = ()
-    """How the experience model is taught."""
+    fine_tuned: tuple[str, ...] = ()
+    """Options of fine-tuning the experience model."""
     agent: tuple[str, ...] = ()
     """Settings of every run of the agent."""
     warm_start_steps: int
-    """Updates of imitation, with which every policy begins."""
+    """SFT updates of every policy."""
     unseen: str
     """The split of the evaluation."""
     real_steps: int
-    """The most of practice in reality; sim-to-real gets a sixteenth."""
+    """Budget of RL in the real environment; sim-to-real gets a sixteenth."""
     steps: int
-    """Updates of practice in dream or reality, and of DPO."""
+    """Updates of RL and of DPO."""
 
 
 PLACES = {
     "textworld": Place(
         options=("family=cooking", "ingredients=1", "rooms=1", "foods=train", "games=300"),
         recorded=(("mix", "200", "0"), ("clumsy:0.5", "700", "1"), ("careless:0.5", "500", "2")),
-        taught=("--steps", "1200"),
+        fine_tuned=("--steps", "1200"),
         agent=(
             *(
                 "agent.max_tokens=16",
@@ -77,7 +77,7 @@ PLACES = {
             ),
             *("train.warm_start_batch_size=8", "train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
         ),
-        # A short one: longer imitation leaves little to learn here (`--ablations long`).
+        # A short one: a longer warm start leaves little to learn here (`--ablations long`).
         warm_start_steps=45,
         unseen="test",
         real_steps=32_000,
@@ -85,7 +85,7 @@ PLACES = {
     ),
     "alfworld": Place(
         shipped=("builtin:alfworld", "builtin:alfworld-mistakes"),
-        taught=("--steps", "1200"),
+        fine_tuned=("--steps", "1200"),
         agent=(
             *("agent.thought=true", "train.horizon=30", "train.tasks_per_step=12"),
             *("train.warm_start_batch_size=8", "train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
@@ -96,14 +96,14 @@ PLACES = {
         steps=10,
     ),
 }
-PRACTICE = (
+RL_SETTINGS = (
     # At 0.7 all rollouts of a task soon did the same, right or wrong; and where every trajectory weighs the
     # same, a refused turn costs least in the longest failures (docs/log.md).
     *("agent.temperature=1.0", "learner.loss_normalization=token"),
     *("learner.learning_rate=2e-4", "learner.muon_lr=0.003", "learner.warmup_steps=4"),
     *("learner.epochs=2", "learner.minibatch_size=32", "learner.micro_tokens=2048"),
 )
-"""Settings of all practice, in dream and reality alike."""
+"""Settings of all RL."""
 ALGORITHMS = {
     "grpo": ("learner.refusal_penalty=0.1",),
     "ppo": ("learner.refusal_penalty=0.05",),
@@ -133,7 +133,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One command of a cell; done for good when `NAME.done.json` lies beside its folder."""
+    """One command of a cell; done for good when `NAME.done.json` is next to its directory."""
 
     folder: Path
     command: tuple[str, ...]
@@ -157,8 +157,8 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
     sources = [*place.shipped, *map(str, data)]
     options = settings(f"environment.options.{option}" for option in place.options)
     named = (*words("--data", sources), "--env", cell.env, "--seed", str(cell.seed), *options)
-    whole = taught(Cell(env=cell.env, method="sft", seed=cell.seed), home, sources, options)
-    # Every policy begins as the weights that have read this world, and imitates with them.
+    whole = fine_tuned(Cell(env=cell.env, method="sft", seed=cell.seed), home, sources, options)
+    # Every policy starts from the weights of the experience model.
     begins = f"agent.model=hf:{whole.folder}/model"
     common = (*named, *settings((begins, *place.agent, "train.save_policy_every=5", "train.monitors=warn")))
     stages = [
@@ -181,7 +181,7 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
         return stages
     out = home / "-".join(filter(None, (cell.method, str(cell.seed), cell.ablation)))
     limit = f"train.seconds={budget.minutes * 60:g}"
-    chosen = [f"train.init_from={start}", limit, *PRACTICE, *ALGORITHMS[cell.algorithm]]
+    chosen = [f"train.init_from={start}", limit, *RL_SETTINGS, *ALGORITHMS[cell.algorithm]]
     begun = ("--algorithm", cell.algorithm, *settings(chosen))
     command: tuple[str, ...]
     if cell.method.endswith("-s2r"):
@@ -199,20 +199,20 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
     elif cell.method == "dpo":
         command = ("train", *common, *begun, "--steps", str(budget.steps), "--out", str(out))
     else:
-        dreamer = taught(cell, home, sources, options)
-        stages += [dreamer] if dreamer != whole else []
-        dreamt = ("--experience", str(dreamer.folder), "--steps", str(budget.steps))
-        changed = settings([PRACTISED_WITH[cell.ablation]] if cell.ablation in PRACTISED_WITH else [])
-        command = ("train", *common, *begun, *dreamt, *changed, "--out", str(out))
+        model_stage = fine_tuned(cell, home, sources, options)
+        stages += [model_stage] if model_stage != whole else []
+        in_dream = ("--experience", str(model_stage.folder), "--steps", str(budget.steps))
+        changed = settings([TRAINED_WITH[cell.ablation]] if cell.ablation in TRAINED_WITH else [])
+        command = ("train", *common, *begun, *in_dream, *changed, "--out", str(out))
     return [*stages, Stage(folder=out, command=command)]
 
 
-def taught(cell: Cell, home: Path, sources: Sequence[str], options: Sequence[str]) -> Stage:
+def fine_tuned(cell: Cell, home: Path, sources: Sequence[str], options: Sequence[str]) -> Stage:
     """The experience model of a seed, whole or without a part."""
-    without = cell.ablation if cell.ablation in TAUGHT_WITHOUT else ""
+    without = cell.ablation if cell.ablation in FINE_TUNED_WITHOUT else ""
     out = home / "-".join(filter(None, ("experience", str(cell.seed), without)))
     command = ("experience", "train", *words("--data", sources), "--env", cell.env, *options)
-    command += (*PLACES[cell.env].taught, "--seed", str(cell.seed))
+    command += (*PLACES[cell.env].fine_tuned, "--seed", str(cell.seed))
     return Stage(folder=out, command=(*command, *([f"--{without}"] if without else []), "--out", str(out)))
 
 
@@ -244,7 +244,7 @@ def measure(cell: Cell, runs: Path, results: Path, budget: Budget, episodes: int
     played = ("--split", PLACES[cell.env].unseen, "--episodes", str(episodes), "--seed", "7")
     asked = ("evaluate", str(policy), *played, "--json")
     print(f"== {cell.name}: dreamgym {' '.join(asked)}", file=sys.stderr, flush=True)
-    told = subprocess.run([*DREAMGYM, *asked], check=True, stdout=subprocess.PIPE, text=True).stdout
+    output = subprocess.run([*DREAMGYM, *asked], check=True, stdout=subprocess.PIPE, text=True).stdout
     found = {
         "cell": cell.name,
         "environment": cell.env,
@@ -258,7 +258,7 @@ def measure(cell: Cell, runs: Path, results: Path, budget: Budget, episodes: int
         "stages": {stage.folder.name: json.loads(stage.marker.read_text()) for stage in stages},
         "ended": json.loads((policy / "summary.json").read_text(encoding="utf-8"))["ended"],
         "spent": spent(policy),
-        "evaluation": json.loads(told),
+        "evaluation": json.loads(output),
         "commit": commit(),
         "machine": {"cores": os.cpu_count(), "kind": platform.machine()},
     }
@@ -315,7 +315,7 @@ def table(results: Path) -> str:
     known = list(read(results))
     starts = {(each["environment"], each["seed"]): each for each in known if each["method"] == "sft"}
     lines = [
-        "| environment | method | seeds | real success | against SFT | online real steps | imagined steps |"
+        "| environment | method | seeds | real success | against SFT | online real steps | synthetic steps |"
         " minutes |",
         "|" + "---|" * 8,
     ]
@@ -402,9 +402,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
     parser.add_argument("--ablations", nargs="*", choices=ABLATIONS, default=[], help="dream rows; long: sft")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of practice, per cell")
-    parser.add_argument("--real-steps", type=int, help="of practice in reality; sim-to-real: a sixteenth")
-    parser.add_argument("--steps", type=int, help="of practice in the dream")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of RL, per cell")
+    parser.add_argument("--real-steps", type=int, help="of RL in reality; sim-to-real: a sixteenth")
+    parser.add_argument("--steps", type=int, help="of RL in the dream")
     parser.add_argument("--episodes", type=int, default=200, help="of each evaluation")
     parser.add_argument("--runs", type=Path, default=Path("runs/claim"))
     parser.add_argument("--results", type=Path, default=Path("results/claim"))
@@ -422,11 +422,11 @@ def main() -> None:
                 for seed in chosen.seeds:
                     cell = Cell(env=env, method=method, seed=seed, ablation=ablation)
                     measure(cell, chosen.runs, chosen.results, budget, chosen.episodes)
-    told = table(chosen.results)
+    output = table(chosen.results)
     chosen.results.mkdir(parents=True, exist_ok=True)
-    (chosen.results / "table.md").write_text(told + "\n", encoding="utf-8")
+    (chosen.results / "table.md").write_text(output + "\n", encoding="utf-8")
     (chosen.results / "success.svg").write_text(plot(chosen.results), encoding="utf-8")
-    print(told)
+    print(output)
 
 
 if __name__ == "__main__":

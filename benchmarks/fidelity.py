@@ -1,13 +1,12 @@
-"""How faithful a taught experience model is: seeds, ablations and architectures, in one table.
+"""Fidelity of a fine-tuned experience model: seeds, ablations and architectures, in one table.
 
     python benchmarks/fidelity.py [--cells default-0 default-1 …] [--runs FOLDER] [--results FOLDER] [--table]
 
-A cell is one `dreamgym experience train` from the shipped trajectories and one `dreamgym experience eval` on
-real episodes in unseen rooms, which are recorded once: 240, and 80 of them for the other cells. The seed of
-the recording is one that nothing was chosen by. Each cell is resumable, and its result is a file of its own;
-the table is made from whatever is there. `--table` makes only that. The goal is read off the world sheet;
-`own-word` cells are the same models taken at their own word. A default cell takes about twenty minutes of one
-core, and its measurement five more.
+A cell is one `dreamgym experience train` on the shipped trajectories and one `dreamgym experience eval` on
+240 recorded real episodes in unseen rooms, or 80 of them. No setting was chosen by this recording. Run the
+command again to resume; each result is a file of its own, and the table has the cells that are there
+(`--table`: only the table). The goal is checked on the world sheet; `own-word` cells use the model's own
+verdict. A default cell takes about twenty minutes of one core, and its measurement five more.
 """
 
 from __future__ import annotations
@@ -63,20 +62,20 @@ def main() -> None:
 
 
 def measure(cell: str, runs: Path, result: Path) -> None:
-    """Teach and measure one cell, unless its result is there."""
+    """Fine-tune and measure one cell, unless its result is there."""
     if result.exists():
         return
-    taught_as = cell.replace(OWN_WORD, "default")
-    unseen, run = runs / "unseen", runs / taught_as
+    run_name = cell.replace(OWN_WORD, "default")
+    unseen, run = runs / "unseen", runs / run_name
     recorded = ("--policy", "mix", "--episodes", str(EPISODES), "--split", "valid_unseen", "--seed", "21")
     dreamgym("collect", "--env", "alfworld", *recorded, "--out", str(unseen))
-    taught = (*CELLS[cell], "--out", str(run))
-    times = runs / f"{taught_as}.times.json"
+    options = (*CELLS[cell], "--out", str(run))
+    times = runs / f"{run_name}.times.json"
     code = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
     if not times.exists():
-        spent = dreamgym("experience", "train", *taught)
+        spent = dreamgym("experience", "train", *options)
         times.write_text(json.dumps(spent), encoding="utf-8")
     asked = ("--episodes", str(EPISODES if cell.startswith("default") else FEWER))
     grader = ("--reward", "model") if cell.startswith(OWN_WORD) else ()
@@ -84,8 +83,8 @@ def measure(cell: str, runs: Path, result: Path) -> None:
     found = {
         "cell": cell,
         "commit": code or None,
-        "train": f"dreamgym experience train {' '.join(taught[:-2])}",
-        "teaching": json.loads(times.read_text(encoding="utf-8")),
+        "train": f"dreamgym experience train {' '.join(options[:-2])}",
+        "fine_tuning": json.loads(times.read_text(encoding="utf-8")),
         "curve": json.loads((run / "curve.json").read_text(encoding="utf-8")),
         "fidelity": json.loads((run / "fidelity.json").read_text(encoding="utf-8")),
     }
@@ -93,7 +92,7 @@ def measure(cell: str, runs: Path, result: Path) -> None:
 
 
 def dreamgym(*arguments: str) -> dict[str, Any]:
-    """Run a command to its end; what it took, of this machine."""
+    """Run a command to its end; its time, and the machine."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run([sys.executable, "-m", "dreamgym", *arguments], check=True, stdout=sys.stderr)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -108,7 +107,7 @@ def dreamgym(*arguments: str) -> dict[str, Any]:
 
 def table(results: Path) -> str:
     """Markdown, a row per cell."""
-    rows = [["cell", *(name for name, _ in COLUMNS), "replay spread", "CPU-minutes taught"]]
+    rows = [["cell", *(name for name, _ in COLUMNS), "replay spread", "CPU-minutes of fine-tuning"]]
     for cell in CELLS:
         path = results / f"{cell}.json"
         if path.exists():
@@ -119,10 +118,10 @@ def table(results: Path) -> str:
 
 def row(found: dict[str, Any]) -> list[str]:
     spread = found["fidelity"]["replay_spread"]["mean_deviation"]
-    spent = found["teaching"]["cpu_seconds"]
+    spent = found["fine_tuning"]["cpu_seconds"]
     minutes = "–" if spent is None else f"{spent / 60:.0f}"
-    told = [interval(found["fidelity"], path) for _, path in COLUMNS]
-    return [found["cell"], *told, f"{spread:.3f}", minutes]
+    cells = [interval(found["fidelity"], path) for _, path in COLUMNS]
+    return [found["cell"], *cells, f"{spread:.3f}", minutes]
 
 
 def interval(fidelity: dict[str, Any], path: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The benchmark of the claim: cells share their stages, keep to their budgets, and tell what is there."""
+"""The benchmark of the claim: cells share stages, keep their budgets, and become a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def word_after(stage: Stage, option: str) -> str:
     return stage.command[stage.command.index(option) + 1]
 
 
-def test_sim_to_real_resumes_from_the_dream_with_a_sixteenth_of_the_real_steps() -> None:
+def test_sim_to_real_continues_from_the_dream_with_a_sixteenth_of_the_real_steps() -> None:
     dream, carried, real = stages("grpo-dream"), stages("grpo-s2r"), stages("grpo-real")
     assert {**carried, **dream} == carried
     last = carried["grpo-s2r-0"]
@@ -38,7 +38,7 @@ def test_sim_to_real_resumes_from_the_dream_with_a_sixteenth_of_the_real_steps()
 
 
 @pytest.mark.parametrize("env", PLACES)
-def test_all_methods_of_a_seed_begin_with_the_same_imitation(env: str) -> None:
+def test_all_methods_of_a_seed_start_with_the_same_warm_start(env: str) -> None:
     starts = [stages(method, env)["sft-0"] for method in METHODS]
     assert all(start == starts[0] for start in starts)
     for method in METHODS[1:]:
@@ -55,7 +55,7 @@ def test_an_ablation_has_an_experience_model_or_a_setting_of_its_own() -> None:
     assert own["experience-0"] == stages("grpo-dream")["experience-0"]
 
 
-def test_long_imitation_is_a_policy_of_its_own() -> None:
+def test_long_sft_is_a_policy_of_its_own() -> None:
     long, usual = stages("sft", ablation="long")["sft-0-long"], stages("sft")["sft-0"]
     counts = [
         int(each.partition("=")[2])
@@ -80,16 +80,16 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(claim, "DREAMGYM", (sys.executable, "-c", code))
 
 
-def test_a_stage_resumes_until_it_is_done_and_every_attempt_counts(
+def test_a_stage_is_resumed_until_it_is_done_and_every_attempt_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(folder=tmp_path / "long", command=("train",))
     (tmp_path / "long.seconds.json").write_text('{"seconds": 58.5, "cpu_seconds": 3}')
     stand_in(monkeypatch, "import time; time.sleep(0.2)")
     claim.carry_out(stage)
-    reported = json.loads(stage.marker.read_text())
-    assert reported["seconds"] > 58.6
-    assert reported["cpu_seconds"] >= 3
+    timing = json.loads(stage.marker.read_text())
+    assert timing["seconds"] > 58.6
+    assert timing["cpu_seconds"] >= 3
     stand_in(monkeypatch, "raise SystemExit('is not run again')")
     claim.carry_out(stage)
 

@@ -57,11 +57,11 @@ def audit_command(
 
     found = asyncio.run(measure())
     rows: list[tuple[Any, ...]] = [
-        ("imagined episodes replayed", found.episodes),
-        ("left out: another world, or broken", found.left_out),
+        ("synthetic episodes replayed", found.episodes),
+        ("left out: another first state, or failed", found.left_out),
         ("successes in the dream that are real", str(found.successes)),
-        ("every state as in reality", str(found.faithful)),
-        *((f"first departure at `{verb}`", count) for verb, count in found.by_verb.items()),
+        ("every state equals the real one", str(found.faithful)),
+        *((f"first difference at `{verb}`", count) for verb, count in found.by_verb.items()),
     ]
     tables = [console.table(f"{run}, in reality", "what", "value [95%]", rows=rows)]
     if found.departures:
@@ -69,6 +69,6 @@ def audit_command(
             (each.action, each.dreamt, each.real, "yes" if each.success else "no")
             for each in found.departures
         ]
-        title = "where they part first"
-        tables.append(console.table(title, "action", "dreamt", "real", "dream succeeds", rows=shown))
+        title = "first differences"
+        tables.append(console.table(title, "action", "dream", "real", "success in the dream", rows=shown))
     console.show(found.to_dict(), tables, as_json=as_json)

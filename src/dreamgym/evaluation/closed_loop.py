@@ -70,7 +70,7 @@ class Replay:
 
     @property
     def trajectory(self) -> Trajectory:
-        """What was played, as an imagined trajectory."""
+        """What was played, as a synthetic trajectory."""
         states = [self.start or State(text=""), *(outcome.next_state for outcome in self.outcomes)]
         return Trajectory(
             id=f"{self.played.task.id}/replay",
@@ -225,7 +225,7 @@ def near_miss(played: ActionList, *, seed: int = 0) -> ActionList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySpread:
-    """How much the same actions differ when dreamt again; 0 and 1 where the world is fixed by its sheet."""
+    """How much replays of the same actions in the dream differ; 0 and 1 where the sheet fixes the outcome."""
 
     repeats: int
     mean_deviation: float | None

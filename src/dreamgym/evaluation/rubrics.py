@@ -31,7 +31,7 @@ class Judged:
 async def judge_trajectories(
     judge: RubricJudge, trajectories: Sequence[Trajectory], *, in_flight: int = 16
 ) -> Judged:
-    """Score every transition of these (usually imagined) trajectories."""
+    """Score every transition of these (usually synthetic) trajectories."""
     steps = [
         (trajectory, past, transition)
         for trajectory in trajectories

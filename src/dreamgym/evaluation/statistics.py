@@ -217,7 +217,7 @@ class Theorem1:
     trust_region: float
     """δ: the largest KL between the policy before and after an update."""
     return_gap: float
-    """Lemma 1: real and imagined return of any policy differ by at most this."""
+    """Lemma 1: real and synthetic return of any policy differ by at most this."""
     needed_advantage: float
     """What an update must gain in the dream for a gain in reality to be guaranteed."""
 

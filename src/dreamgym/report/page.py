@@ -1,6 +1,6 @@
 """Renders one self-contained HTML file: it sends no request, and no text of a run can run as code.
 
-Three walls, each enough by itself: texts are escaped here and set as text (never as HTML) by the script; data
+Three measures, each sufficient: texts are escaped here and set as text (never as HTML) by the script; data
 is JSON without a single `<`; and the policy in the head allows exactly the two inline blocks written here, by
 their hashes, and no address at all.
 """

@@ -44,7 +44,7 @@ def learning_charts(runs: Sequence[Run]) -> Iterator[Chart]:
     yield Chart(
         title="Success while learning",
         note="Thin lines: share of the episodes of each step, in the dream or, where a run trains there, "
-        "in reality; rollouts of one task are alike, so no interval is given. Thick: running mean. "
+        "in reality; rollouts of one task are correlated, so no interval is given. Thick: running mean. "
         "Points with bars: real evaluation on held-out tasks with its 95% interval.",
         percent=True,
         lines=tuple(_success_lines(runs)),
@@ -178,7 +178,7 @@ def evaluation_sheet(runs: Sequence[Run]) -> Sheet:
             difference_text = share(difference, episodes, sign=True)
             rows.append((run.name, f"difference, paired: {against}", "", "all", difference_text, "", ""))
     return Sheet(
-        title="Evaluation in reality",
+        title="Evaluation in the real environment",
         columns=(
             "run",
             "policy",

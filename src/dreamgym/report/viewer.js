@@ -108,7 +108,7 @@
     side.classList.toggle("empty", !episode);
     if (!episode) {
       side.replaceChildren(title, make("p", { text: source === "dream"
-        ? "No imagined episode of this task is in the report."
+        ? "No synthetic episode of this task is in the report."
         : "No real episode of this task is in the report; --trajectories adds recorded ones." }));
       return;
     }
@@ -123,7 +123,7 @@
       show();
     });
     const facts = `${episode.success ? "success" : "failure"} · reward ${episode.reward} · ${episode.length} steps`
-      + ` · ${episode.policy} after ${episode.version} updates${episode.model ? ` · dreamt by ${episode.model}` : ""}`;
+      + ` · ${episode.policy} after ${episode.version} updates${episode.model ? ` · experience model ${episode.model}` : ""}`;
     const missing = [];
     if (source === "dream" && !episode.steps.some((step) => step.reasoning)) missing.push("reasoning");
     if (source === "dream" && !episode.steps.some((step) => step.prediction)) {
