@@ -70,9 +70,9 @@ def report_command(
     sheets = [*sides, evaluation_sheet(found), cost_sheet(found), usage_sheet(found)]
     console.show(result, [_table(sheet) for sheet in sheets if sheet.rows], as_json=as_json_document)
     if unread:
-        console.err.print(f"{unread} problems while reading; the page lists them", markup=False)
+        console.say(f"{unread} problems while reading; the page lists them")
     if not as_json_document:
-        console.err.print(f"report: {out}", markup=False, soft_wrap=True)
+        console.say(f"report: {out}")
 
 
 def write_report(
