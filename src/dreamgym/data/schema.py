@@ -68,7 +68,7 @@ class OutcomeRow(_Row):
     success: bool = Field(False, description="the task was solved by this turn")
     reasoning: str | None = Field(None, description="the experience model's explanation")
     confidence: float | None = Field(None, description="the experience model's confidence")
-    reward_source: str = Field("environment", description="environment, model, judge or sheet")
+    reward_source: str = Field("environment", description="environment, model, judge, sheet or unknown")
 
 
 class TurnRow(_Row):

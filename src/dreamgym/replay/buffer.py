@@ -156,8 +156,7 @@ class ReplayBuffer:
         capacity: int | None = None,
         max_synthetic: int | None = None,
     ) -> None:
-        self._store = store
-        self._index = index
+        self._store, self._index = store, index
         self._embedder, self._capacity, self._max_synthetic = embedder, capacity, max_synthetic
         self._read_identity()
         self._index.refresh(store)
@@ -189,9 +188,6 @@ class ReplayBuffer:
             max_synthetic: at most this many of a search's k rows are synthetic, unless its filter says.
             create: False to refuse a store that does not exist.
             read_only: write nothing, so that a file on read-only media or a full disk can be searched.
-
-        Raises:
-            StoreError: the store is locked, damaged, or was made by another embedder.
         """
         if capacity is not None and capacity < 1:
             raise ConfigError(f"expected a capacity of at least 1 row, got {capacity}")
@@ -228,14 +224,8 @@ class ReplayBuffer:
         Rows whose id is stored already are left as they are, so adding again after a failure is harmless.
         If the call is cancelled, the rows are stored either all or not at all.
 
-        Args:
-            keys: one per row, if they were computed already.
-
-        Returns the number of rows that were new.
-
-        Raises:
-            StoreError: nothing of this call was stored, and why.
-            DataError: the rows cannot be stored.
+        `keys` has one per row, if they were computed already. Returns the number of rows that were new, or
+        raises `StoreError` or `DataError` if nothing of this call was stored.
         """
         rows = records(experience) if isinstance(experience, Trajectory) else tuple(experience)
         if not rows:

@@ -75,7 +75,6 @@ _NEXT_KEYS: Final = (
 )
 """Holds the keys of another embedder until every row has one."""
 
-
 _RESULTS: Final = """
 SELECT t.seq, t.position, t.payload, j.id, j.environment, j.task, j.reward, j.details
 FROM transitions t JOIN trajectories j ON j.code = t.trajectory
@@ -88,10 +87,10 @@ FROM keys k JOIN trajectories j ON j.code = k.trajectory
 WHERE k.seq > ? ORDER BY k.seq LIMIT ?
 """
 
-_OLDEST: Final = """
-SELECT k.seq FROM keys k JOIN trajectories j ON j.code = k.trajectory
-WHERE j.source = ? AND k.seq > ? ORDER BY k.seq LIMIT ?
-"""
+_OLDEST: Final = (
+    "SELECT k.seq FROM keys k JOIN trajectories j ON j.code = k.trajectory"
+    " WHERE j.source = ? AND k.seq > ? ORDER BY k.seq LIMIT ?"
+)
 
 
 class SqliteStore:

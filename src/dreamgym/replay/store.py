@@ -146,7 +146,6 @@ class TransitionStore(Protocol):
     @property
     def name(self) -> str:
         """The store's name for messages, without a password."""
-        ...
 
     def status(self) -> StoreStatus: ...
 
@@ -155,41 +154,32 @@ class TransitionStore(Protocol):
 
         Returns for each addition the count of rows that were new, or why it alone was refused.
         """
-        ...
 
     def scan(self, after: int) -> Chunk:
         """The next rows (at most `CHUNK_ROWS`, fewer only at the end) numbered above `after`, in order."""
-        ...
 
     def get(self, seqs: Sequence[int]) -> dict[int, Record]:
         """The records with these numbers; those evicted meanwhile are left out."""
-        ...
 
     def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
         """The stored positions of these trajectories."""
-        ...
 
     def holdings(self) -> list[Holding]: ...
-
     def size_bytes(self) -> int: ...
 
     def rekey_start(self, embedder: str, dimension: int) -> None:
         """Prepare for the keys of another embedder, or resume an interrupted change."""
-        ...
 
     def rekey_next(self, limit: int) -> list[tuple[int, str, str]]:
         """(number, state text, action) of rows that still lack the new key."""
-        ...
 
     def rekey_put(self, seqs: Sequence[int], keys: Keys) -> None: ...
 
     def rekey_finish(self) -> bool:
         """Switch to the new keys at once if every row has one; False if rows have arrived meanwhile."""
-        ...
 
     def compact(self) -> None:
         """Free the space of evicted rows."""
-        ...
 
     def close(self) -> None: ...
 
