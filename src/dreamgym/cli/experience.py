@@ -137,7 +137,7 @@ def next_steps(run: Path, agreement: float | None) -> str:
         else:
             meaning += (
                 "is low, and a policy learns what the model gets wrong: use more trajectories, more updates "
-                "(--steps), a better --annotator, or tell_facts (docs/guides/experience-model.md)"
+                "(--steps), a better --annotator, or select_facts (docs/guides/experience-model.md)"
             )
     return (
         f"{meaning}\nmeasure it: dreamgym experience eval {run}; play in it: dreamgym play --dream {run}; "

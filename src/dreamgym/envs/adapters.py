@@ -96,12 +96,8 @@ class ObjectFactory:
         # The task alone fixes the start, so its number is the seed; `seed` has no further effect.
         number = task.parameters.get("seed")
         own = number if isinstance(number, int) else derive_seed(task.id)
-        arguments = {"task": task, "seed": own}
-        accepted = {
-            name: value
-            for name, value in arguments.items()
-            if self._accepted is not None and name in self._accepted
-        }
+        given = {"task": task, "seed": own}
+        accepted = {name: given[name] for name in given.keys() & (self._accepted or ())}
         try:
             plain = self._new(**accepted, **self._options)
         except DreamGymError:
@@ -250,11 +246,7 @@ def _name(thing: object) -> str:
 
 
 def _constructor(thing: object) -> Callable[..., Any]:
-    """The function that makes the object of an episode.
-
-    Raises:
-        ConfigError: it cannot be an environment.
-    """
+    """The function that makes the object of an episode."""
     starts = hasattr(thing, "start") or hasattr(thing, "reset")
     if inspect.isclass(thing):
         if starts and hasattr(thing, "step"):

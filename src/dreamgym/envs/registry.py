@@ -54,7 +54,7 @@ class EnvironmentSpec:
     """Explains recorded transitions by rules, from the environment's own facts."""
     actor: str | None = None
     """The agent's name in the facts of a world sheet."""
-    tell_facts: Callable[[WorldSheet, str], Sequence[str]] | None = None
+    select_facts: Callable[[WorldSheet, str], Sequence[str]] | None = None
     """The lines about the sheet that a prompt shows before an action (``start`` for the first state); by
     default the facts that share a name with the action."""
     goal_met: Callable[[Task, WorldSheet], bool] | None = None
@@ -76,7 +76,7 @@ class EnvironmentSpec:
 
 
 ROLES = (
-    "annotator", "actor", "tell_facts", "goal_met", "can_succeed", "task_from_instruction", "think",
+    "annotator", "actor", "select_facts", "goal_met", "can_succeed", "task_from_instruction", "think",
     "exchangeable", "refusals",
 )  # fmt: skip
 """Fields of `EnvironmentSpec` that `as_environment` also finds as attributes of an object."""

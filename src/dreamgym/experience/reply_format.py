@@ -61,7 +61,7 @@ class ParsedReply:
     confidence: float | None = None
 
 
-TellFacts = Callable[[WorldSheet, str], Sequence[str]]
+SelectFacts = Callable[[WorldSheet, str], Sequence[str]]
 """Renders the facts of a sheet that an action (``start`` for the first state) needs, one line each."""
 
 
@@ -70,7 +70,7 @@ class PromptSettings(ExperienceConfig):
 
     actor: str | None = None
     """The agent's name in the sheet, where it has one."""
-    tell_facts: TellFacts | None = None
+    select_facts: SelectFacts | None = None
     """Renders the facts that an action needs; by default `sheet_lines`."""
     demonstrations: int = 1
 
@@ -99,7 +99,7 @@ def prompt(
     lines += [f"then: {_action(past)}" for past in recent[-1:]]
     lines.append(f"state: {cut(state)}")
     if settings.sheet and sheet is not None:
-        render = settings.tell_facts or (lambda sheet, action: sheet_lines(sheet, action, settings.actor))
+        render = settings.select_facts or (lambda sheet, action: sheet_lines(sheet, action, settings.actor))
         lines += [_FACT + escape(line) for line in render(sheet, action)]
     lines += [f"task: {escape(task.instruction)}", f"action: {escape(action)[:_MAX_ACTION]}"]
     return "\n".join(lines) + "\n"
@@ -206,8 +206,8 @@ def unescape(text: str) -> str:
 def start_prompt(task: Task, sheet: WorldSheet, settings: PromptSettings) -> str:
     """The prompt for the first state of an episode, with the facts that are visible at the start."""
     actor = settings.actor
-    if settings.tell_facts is not None:
-        shown = list(settings.tell_facts(sheet, "start"))
+    if settings.select_facts is not None:
+        shown = list(settings.select_facts(sheet, "start"))
     else:
         around = [fact for fact in relevant_facts(sheet, "", actor=actor) if len(fact) > 2] if actor else []
         shown = [*fact_lines(around), *visible_names(sheet)]

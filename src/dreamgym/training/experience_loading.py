@@ -149,8 +149,8 @@ def demonstrations_shown(name: str, config: Config, without: Collection[Part] = 
 
 def prompt_settings(config: ExperienceConfig, k: int, actor: str | None, environment: str) -> PromptSettings:
     spec = known_environment(environment)
-    tell_facts = spec.tell_facts if spec is not None else None
-    return PromptSettings(**config.model_dump(), actor=actor, tell_facts=tell_facts, demonstrations=k)
+    select_facts = spec.select_facts if spec is not None else None
+    return PromptSettings(**config.model_dump(), actor=actor, select_facts=select_facts, demonstrations=k)
 
 
 def _load_fine_tuned(

@@ -101,9 +101,8 @@ class EpisodeHandler:
         """The expert has to observe every step, so first it receives those that it has not seen, in order."""
         if self._handcoded_expert is None:
             assert self._goal is not None
-            self._handcoded_expert = HandcodedExpert(
-                self._goal, Random(0)
-            )  # the seed with which the game was solved
+            # The seed with which the game was solved.
+            self._handcoded_expert = HandcodedExpert(self._goal, Random(0))
         for feedback, admissible, facts, last_action in self._unseen:
             named = list(map(self._game._get_human_readable_fact, facts))
             self._next_action = self._handcoded_expert.follow(feedback, admissible, named, last_action)

@@ -35,25 +35,16 @@ class HandcodedExpert:
 
     def follow(self, feedback: str, admissible: list[str], facts: Any, last_action: str | None) -> str:
         """Observe the result of `last_action` (None at the start) and select the next action."""
-        commands = [_current_wording(action) for action in admissible]
+        commands = [_OLD_PUT.sub(r"move \1 to \2", action) for action in admissible]
         state = {"feedback": feedback, "admissible_commands": commands, "facts": facts}
         last = "look" if last_action is None else _MOVE.sub(r"put \1 in/on \2", last_action)
         try:
             wanted = self._policy.act(state, last)
-        except (
-            NameError,
-            IndexError,
-            KeyError,
-            ValueError,
-        ):  # NameError: its time-out
+        except (NameError, IndexError, KeyError, ValueError):  # NameError: its time-out
             wanted = None
         if wanted == last_action or wanted not in commands:
             return self._rng.choice(admissible)
         return admissible[commands.index(wanted)]
-
-
-def _current_wording(action: str) -> str:
-    return _OLD_PUT.sub(r"move \1 to \2", action)
 
 
 class Planner:
