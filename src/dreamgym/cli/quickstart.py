@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable
@@ -50,7 +49,8 @@ def quickstart(
         typer.Option(help="Any of `dreamgym envs list`; textworld and alfworld have presets."),
     ] = "textworld",
     minutes: Annotated[
-        float, typer.Option(help="Approximate duration on 2 idle cores; less time means less of everything.")
+        float,
+        typer.Option(help="Scale the preset to this duration on 2 idle cores; slower machines take longer."),
     ] = USUAL_MINUTES,
     seed: Annotated[int, typer.Option(help="Seed of games, weights and every random draw.", min=0)] = 1,
     as_json: Json = False,
@@ -144,27 +144,17 @@ def _train(plan: Plan, stages: Stages) -> dict[str, Any]:
     from dreamgym.training.run_dir import METRICS, read_config
     from dreamgym.training.trainer import train
 
-    run, began, starts = plan.config.train.out, time.perf_counter(), []
+    run, starts = plan.config.train.out, []
     updates = plan.config.train.warm_start_steps
     if (run / "config.json").exists():
         updates = read_config(run).train.warm_start_steps
 
-    def left() -> float:
-        used = stages.seconds + time.perf_counter() - began
-        return max(10.0, 60 * plan.minutes - used - plan.extent.evaluation_seconds)
-
     with console.progress() as bar:
         while True:
-            asyncio.run(
-                train(plan.training(seconds=left(), updates=updates, steps=1), on_progress=on_progress(bar))
-            )
+            asyncio.run(train(plan.training(updates=updates, steps=1), on_progress=on_progress(bar)))
             success = read_metrics(run / METRICS, "train")[0]["success"]
             starts.append({"updates": updates, "success": success})
-            if (
-                success >= MIN_SUCCESS
-                or len(starts) == MAX_STARTS
-                or time.perf_counter() - began > left() / 2
-            ):
+            if success >= MIN_SUCCESS or len(starts) == MAX_STARTS:
                 break
             more = round(updates * MORE_UPDATES)
             console.say(
@@ -173,9 +163,8 @@ def _train(plan: Plan, stages: Stages) -> dict[str, Any]:
             )
             updates = more
             shutil.rmtree(run)
-        config = plan.training(seconds=left(), updates=updates)
-        result = asyncio.run(train(config, on_progress=on_progress(bar)))
-    return {**result, "starts": starts, "planned_steps": config.train.steps}
+        result = asyncio.run(train(plan.training(updates=updates), on_progress=on_progress(bar)))
+    return {**result, "starts": starts}
 
 
 def _evaluate(plan: Plan, stages: Stages) -> dict[str, Any]:
@@ -213,7 +202,7 @@ def _finish(plan: Plan, stages: Stages) -> dict[str, Any]:
         "comparison": after["comparison"],
         "notes": after["notes"],
         "fidelity": done["fidelity"]["next_state_exact"],
-        "train": {name: train[name] for name in ("steps", "planned_steps", "ended", "starts")},
+        "train": {name: train[name] for name in ("steps", "ended", "starts")},
         "synthetic_steps": train["spent"].get("synthetic_steps", 0),
         "real_steps": {
             "collect": done["collect"]["real_steps"],
@@ -248,17 +237,9 @@ def _tables(result: dict[str, Any]) -> list[Any]:
 
 
 def _next_steps(plan: Plan, result: dict[str, Any]) -> None:
-    out, run, train = plan.out, plan.config.train.out, result["train"]
+    out, run = plan.out, plan.config.train.out
     for note in result["notes"]:
         console.say(note)
-    if train["steps"] < train["planned_steps"]:
-        slow = result["seconds"]["train"] / max(1, train["steps"]) * (train["planned_steps"] - train["steps"])
-        enough = math.ceil(sum(result["seconds"].values()) / 60 + slow / 60)
-        console.say(
-            f"this machine is slower than the preset assumes: {train['steps']} of {train['planned_steps']} "
-            f"training steps fitted into {plan.minutes:g} minutes; for the full result: dreamgym quickstart "
-            f"--env {plan.config.environment.name} --minutes {enough} --out {out}-{enough}"
-        )
     console.say(f"report: {result['report']} (open it in a browser); numbers: {out / 'summary.json'}", "bold")
     commands = {
         f"dreamgym play --dream {out}/experience": "play in the dream yourself",

@@ -36,7 +36,6 @@ class Extent(Section):
     datasets: dict[str, int] = Field(default_factory=dict, description="shipped trajectories by dataset")
     fidelity_episodes: int
     evaluation_episodes: int
-    evaluation_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,6 @@ class Plan:
                 scaled(table, name, least, most=1 if table is not extent["record"] else None)
         scaled(extent, "fidelity_episodes", 1)
         scaled(extent, "evaluation_episodes", 2)
-        extent["evaluation_seconds"] *= scale
         scaled(values["experience"], "steps", 4)
         for name, least in (("warm_start_steps", 2), ("steps", 2)):
             scaled(values["train"], name, least)
@@ -119,13 +117,12 @@ class Plan:
             found.append(str(copy))
         return found
 
-    def training(self, *, seconds: float, updates: int, steps: int | None = None) -> Config:
+    def training(self, *, updates: int, steps: int | None = None) -> Config:
         """The settings of `train`."""
         train = self.config.train
         changes = {
             "data": self.data(),
             "split": self.splits[0],
-            "seconds": seconds,
             "warm_start_steps": updates,
             "steps": train.steps if steps is None else steps,
         }
