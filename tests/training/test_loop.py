@@ -147,6 +147,12 @@ async def test_practice_in_the_dream_takes_no_real_step_and_is_remembered_as_syn
     assert (stats.real, stats.synthetic) == (0, summary["spent"]["synthetic_steps"])
 
 
+async def test_without_updates_of_the_replay_buffer_nothing_fresh_enters_it(folder: Path) -> None:
+    await begun(folder)
+    await train(settings(folder, DREAM, "train.update_replay_buffer=false"), experience_model=CorridorDream())
+    assert remembered(folder / "run") == set()
+
+
 class _Eastward(CorridorDream):
     """Whoever goes east at first has won."""
 

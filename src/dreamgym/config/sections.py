@@ -211,6 +211,9 @@ class TrainConfig(Section):
     init_from: str | None = Field(None, description="RUN or RUN@STEP to start from, without a warm start")
     warm_start_steps: int = Field(300, ge=0, description="SFT updates on recorded successes")
     warm_start_batch_size: int = Field(16, ge=1, description="trajectories per SFT update")
+    warm_start_successes: int | None = Field(
+        None, ge=1, description="imitate only this many recorded successes, sampled by the seed; None for all"
+    )
     warm_start_lr: float | None = Field(None, gt=0, description="None: 3e-3; pretrained 2e-5, LoRA 2e-4")
     warm_start_muon_lr: float | None = Field(None, gt=0, description="None: 0.02 from scratch, else no Muon")
     split: str = Field("train", description="split of the training tasks")
@@ -224,6 +227,7 @@ class TrainConfig(Section):
     concurrency: int = Field(256, ge=1, description="concurrent episodes")
     retries: int = Field(2, ge=0, description="retries of an episode whose environment failed")
     failure_pause_seconds: float = Field(10.0, ge=0, description="first pause after too many failures")
+    update_replay_buffer: bool = Field(True, description="add fresh transitions to the run's replay buffer")
     save_groups: int = Field(1, ge=0, description="rollout groups saved per step")
     checkpoint_every: int = Field(1, ge=1, description="steps between checkpoints")
     save_policy_every: int = Field(10, ge=1, description="steps between saved policies")

@@ -267,7 +267,7 @@ def _recorder(
         trajectories=stack.enter_context(TrajectoryWriter(path / TRAJECTORIES)),
         parts=parts,
         weights=agent.weights,
-        buffer=source.buffer if source is not None else None,
+        buffer=source.buffer if source is not None and chosen.update_replay_buffer else None,
         predictions=stack.enter_context(MetricsLog(path / PREDICTIONS)) if dreaming else None,
     )
 

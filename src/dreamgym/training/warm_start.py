@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -81,6 +82,8 @@ def make_sft(
 
     settings = config.train
     successes = [each for each in trajectories if each.success]
+    if settings.warm_start_successes is not None and settings.warm_start_successes < len(successes):
+        successes = random.Random(config.seed).sample(successes, settings.warm_start_successes)
     if config.agent.thought and think is not None:
         successes = [with_thoughts(each, think) for each in successes]
     data = agent.tokenize(successes)
