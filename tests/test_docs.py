@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,20 @@ def test_source_files_in_the_maps_exist(name: str) -> None:
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     for path in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
         assert (ROOT / "src" / "dreamgym" / path).exists() or (ROOT / path).exists(), path
+
+
+def test_every_extra_is_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = (
+        (ROOT / "docs" / "start.md")
+        .read_text(encoding="utf-8")
+        .partition("| extra |")[2]
+        .partition("\n## ")[0]
+    )
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == set(project["optional-dependencies"])
+    for page in PAGES:
+        for names in re.findall(r"(?:dreamgym|\.)\[([\w,]+)\]", page.read_text(encoding="utf-8")):
+            assert set(names.split(",")) <= set(project["optional-dependencies"]), page
 
 
 @pytest.mark.parametrize("heading", ["One transition", "One synthetic turn"])

@@ -171,7 +171,7 @@ def _note(row: dict[str, Any]) -> str:
 
 def summary_table(summary: dict[str, Any]) -> Table:
     rows = [("success in training, last steps", f"{summary['success']:.1%}")] if "success" in summary else []
-    rows += [(name.replace("_", " "), f"{amount:,}") for name, amount in summary["spent"].items()]
+    rows += [(name.replace("_", " "), f"{amount:,.10g}") for name, amount in summary["spent"].items()]
     for row in summary.get("endpoints", {}).get("rows", ()):
         tokens = row["prompt_tokens"] + row["reply_tokens"]
         money = f"money {row['money'] + row['unconfirmed_money']:.4f}"
