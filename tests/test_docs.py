@@ -101,6 +101,18 @@ def test_source_files_in_the_maps_exist(name: str) -> None:
         assert (ROOT / "src" / "dreamgym" / path).exists() or (ROOT / path).exists(), path
 
 
+def test_the_tree_names_every_module_and_package_and_no_other() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = text.partition("src/dreamgym/\n")[2].partition("```")[0]
+    package = ROOT / "src" / "dreamgym"
+    held = {path.name for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    named = set(re.findall(r"\b(\w+\.py)\b", tree)) | set(re.findall(r"(?:── |  )(\w+)/", tree))
+    assert held - {"__main__.py"} <= named
+    assert {name for name in named if name.endswith(".py")} <= held
+
+
 def test_every_extra_is_explained() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     table = (

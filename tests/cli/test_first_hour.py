@@ -16,7 +16,7 @@ import dreamgym as dg
 from dreamgym.cli import app
 from dreamgym.cli.train import summary_table
 from dreamgym.data.trajectories import TrajectoryWriter
-from dreamgym.envs.registry import known_environment
+from dreamgym.envs.registry import spec_of
 from dreamgym.evaluation.evaluate import evaluation_split
 from tests.data.trajectory_examples import episode
 
@@ -97,9 +97,8 @@ def test_the_quickstart_takes_any_known_environment() -> None:
 
 def test_the_split_of_an_evaluation_is_one_that_the_environment_has() -> None:
     for name in ("alfworld", "textworld"):
-        spec = known_environment(name)
-        assert spec is not None
-        assert evaluation_split(spec.splits) in spec.splits[1:]
+        splits = spec_of(name).splits
+        assert evaluation_split(splits) in splits[1:]
 
 
 def test_counts_have_no_fraction() -> None:
