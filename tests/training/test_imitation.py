@@ -109,3 +109,9 @@ def test_the_table_of_expert_iteration_compares_arms_by_episode(tmp_path: Path) 
     assert "| 2,000 | 2 |" in ei
     assert "| +20.0 [" in further
     assert "| – | -20.0 [" in start, "no difference to itself"
+
+
+def test_the_published_table_is_that_of_the_stored_results() -> None:
+    root = Path(__file__).parents[2]
+    published = (root / "docs/results.md").read_text(encoding="utf-8")
+    assert imitation.table(root / "results/imitation") in published
