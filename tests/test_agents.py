@@ -25,9 +25,9 @@ from dreamgym.protocols import Policy
 from dreamgym.rollouts import run_episode
 from dreamgym.structured import one_line
 from dreamgym.testing import CorridorFactory
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import Completion, Outcome, State, Task, Trajectory, Transition
 from tests.rl.echo_environment import TOKENIZER, nano_model
-from tests.scripted import ScriptedLanguageModel
 
 TASK = Task(id="t", instruction="Leave the\ncorridor.", environment="corridor")
 PLAIN = AgentConfig(history=0)

@@ -22,8 +22,8 @@ from dreamgym.structured import (
     quote,
     unify_line_breaks,
 )
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import Completion, CompletionRequest, FailureKind
-from tests.scripted import ScriptedLanguageModel
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -35,7 +35,14 @@ Keys = npt.NDArray[np.float32]
 
 
 class LanguageModel(Protocol):
-    """A language model, local or behind an endpoint."""
+    """A language model, local or behind an endpoint.
+
+    Example::
+
+        class Echo:
+            async def complete(self, request: CompletionRequest) -> Completion:
+                return Completion(text=request.prompt)
+    """
 
     async def complete(self, request: CompletionRequest) -> Completion: ...
 
@@ -76,6 +83,11 @@ class HasWorldSheet(Protocol):
 
     Trajectories then record the sheet, and an experience model is fine-tuned with the facts that an action
     touches.
+
+    Example::
+
+        async def world_sheet(self) -> WorldSheet:
+            return WorldSheet(facts=(("in", "apple 1", "fridge 1"), ("closed", "fridge 1")))
     """
 
     async def world_sheet(self) -> WorldSheet:
@@ -85,7 +97,15 @@ class HasWorldSheet(Protocol):
 
 @runtime_checkable
 class HasExpert(Protocol):
-    """Optional role of an environment: it has at least one scripted expert, to collect good episodes with."""
+    """Optional role of an environment: it has at least one scripted expert, to collect good episodes with.
+
+    Example::
+
+        experts = ("planner",)
+
+        async def expert_action(self, expert: str | None = None) -> str:
+            return self._plan[self._position]
+    """
 
     @property
     def experts(self) -> tuple[str, ...]:
@@ -114,7 +134,14 @@ def find_expert(environment: object) -> HasExpert | None:
 
 
 class EnvironmentFactory(Protocol):
-    """Makes the episodes of one environment, real or synthetic."""
+    """Makes the episodes of one environment, real or synthetic.
+
+    Example::
+
+        factory = dreamgym.make("alfworld")
+        for task in await factory.tasks("valid_unseen", 10):
+            environment = factory.make(task, seed=0)
+    """
 
     @property
     def name(self) -> str: ...
@@ -172,7 +199,13 @@ class Embedder(Protocol):
 
 
 class Retriever(Protocol):
-    """Finds past transitions that resemble a (state, action)."""
+    """Finds past transitions that resemble a (state, action).
+
+    Example::
+
+        wanted = RetrievalFilter(environment="alfworld", exclude_task=task.id)
+        [demonstrations] = await retriever.search([(state.text, action)], k=4, filters=[wanted])
+    """
 
     async def search(
         self, queries: Sequence[tuple[str, str]], *, k: int, filters: Sequence[RetrievalFilter]
@@ -189,6 +222,11 @@ class ExperienceModel(Protocol):
 
     `sheet` holds the facts before the action; the prediction holds them after it. The same arguments always
     give the same prediction, so members of a rollout group differ only by their actions.
+
+    Example::
+
+        prediction = await model.predict(task, sheet, history, state, "open fridge 1")
+        prediction.outcome.next_state.text, prediction.sheet
     """
 
     @property
@@ -202,7 +240,15 @@ class ExperienceModel(Protocol):
 
 
 class Grader(Protocol):
-    """Assigns the reward of an imagined action. Frozen: training of the policy never updates it."""
+    """Assigns the reward of an imagined action. Frozen: training of the policy never updates it.
+
+    Example::
+
+        class GoalCheck:
+            async def verdict(self, task, sheet, transition, *, claimed):
+                done = goal_met(task, sheet)
+                return Verdict(reward=float(done), success=done, source="sheet")
+    """
 
     async def verdict(
         self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
@@ -215,6 +261,12 @@ class Annotator(Protocol):
     """Explains recorded transitions, as targets for fine-tuning an experience model.
 
     It sees how the episode ended; the experience model sees only its notes.
+
+    Example::
+
+        async def annotate(self, trajectory: Trajectory) -> Annotation:
+            notes = [Note(reasoning="The door opens.") for _ in trajectory.transitions]
+            return Annotation(plan="", success_mode="", failure_mode="", notes=tuple(notes))
     """
 
     @property
@@ -230,6 +282,12 @@ class TaskSource(Protocol):
 
     Its answers depend only on its settings and on the recorded groups, so a source restored from its
     `state_dict` continues identically.
+
+    Example::
+
+        tasks = await source.sample(16)
+        groups = ...  # one rollout group for each task
+        metrics = await source.record(groups)
     """
 
     async def sample(self, count: int) -> Sequence[Task]:
@@ -246,6 +304,12 @@ class TaskSource(Protocol):
 
 
 class Learner(Protocol):
-    """Updates the policy from rollout groups; returns metrics."""
+    """Updates the policy from rollout groups; returns metrics.
+
+    Example::
+
+        metrics = learner.update(groups)
+        metrics["loss"], metrics["grad_norm"]
+    """
 
     def update(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]: ...

@@ -20,11 +20,11 @@ from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.models.registry import LanguageModels
 from dreamgym.play import HELP, PlaySession, find_task, imagined_episode, play
 from dreamgym.testing.corridor import CorridorFactory
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.training.experience_loading import LoadedExperienceModel
 from dreamgym.training.experience_run import ExperienceRun
 from dreamgym.types import Task, Trajectory, WorldSheet
 from tests.command import INTERRUPTIBLE
-from tests.scripted import ScriptedLanguageModel
 
 PROMPT = b"\n> "
 

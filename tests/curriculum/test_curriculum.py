@@ -22,6 +22,7 @@ from dreamgym.experience.reply_format import variation_text
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.protocols import TaskSource
 from dreamgym.replay.embedders import LexicalEmbedder
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.training.curriculum_setup import (
     SampledStarts,
     fine_tuned_proposer,
@@ -32,7 +33,6 @@ from dreamgym.types import CompletionRequest, RolloutGroup, Task, Trajectory
 from tests.command import dreamgym
 from tests.curriculum.pool_examples import group, seed_task
 from tests.models import small_models
-from tests.scripted import ScriptedLanguageModel
 
 SETTINGS = CurriculumConfig(every=2, sources=3, generated_fraction=0.5)
 

@@ -22,6 +22,8 @@ from dreamgym.envs.textworld import SPEC as TEXTWORLD
 from dreamgym.errors import ConfigError
 from dreamgym.experience.reply_format import variation_text
 from dreamgym.models.registry import LanguageModels
+from dreamgym.testing.scripted import ScriptedLanguageModel
+from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.trainer import train
 from dreamgym.types import (
@@ -35,8 +37,6 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
-from tests.scripted import ScriptedLanguageModel
-from tests.scripted_server import ScriptedServer
 
 RECORDED = list(islice(read_trajectories(builtin_dataset()), 300))
 SMALL = [

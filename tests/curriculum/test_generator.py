@@ -20,9 +20,9 @@ from dreamgym.curriculum.task_proposers import (
     parse_variations,
 )
 from dreamgym.errors import EndpointError, EpisodeFailedError
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import CompletionRequest, FailureKind, Task, WorldSheet
 from tests.curriculum.pool_examples import COLOURS, SHEET, read_colour, seed_task
-from tests.scripted import ScriptedLanguageModel
 
 
 def nothing_is_black(task: Task) -> WorldSheet | None:

@@ -18,7 +18,7 @@ from dreamgym.envs.registry import (
     register,
 )
 from dreamgym.envs.scripted_policies import make_policy
-from dreamgym.envs.wrappers import StepCounter
+from dreamgym.envs.wrappers import StepCounter, TimeLimit
 from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError
 from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.protocols import Environment, find_expert, find_world_sheet
@@ -254,8 +254,8 @@ async def test_an_exception_of_a_plain_class_is_a_failed_episode_and_a_wrong_rep
         await (await started()).step("look")
 
 
-async def test_wrappers_keep_the_roles() -> None:
-    factory = StepCounter(StepCounter(make(as_environment(Safe, horizon=2))))
+async def test_wrappers_can_be_stacked_and_keep_the_roles() -> None:
+    factory = StepCounter(TimeLimit(make(Safe), steps=2))
     (task,) = await factory.tasks("train", 1)
     environment = factory.make(task)
     assert find_expert(environment) is not None

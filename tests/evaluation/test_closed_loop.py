@@ -27,8 +27,8 @@ from dreamgym.evaluation.closed_loop import (
 from dreamgym.evaluation.fidelity import drift_svg, markdown_table, measure_fidelity
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.protocols import EnvironmentFactory
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import CompletionRequest, Trajectory
-from tests.scripted import ScriptedLanguageModel
 from tests.training.dreaming import SETTINGS, faithful, recited
 
 FLATTERY = "think: it went well.\nchange:\nnext: You have done it.\nend: success"

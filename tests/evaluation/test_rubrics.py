@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.evaluation.rubrics import judge_trajectories
 from dreamgym.experience.rubric_judge import RUBRICS, RubricJudge, parse_scores
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import (
     CompletionRequest,
     FailureKind,
@@ -19,7 +20,6 @@ from dreamgym.types import (
     Trajectory,
     Transition,
 )
-from tests.scripted import ScriptedLanguageModel
 
 GOOD = '{"consistency": 2, "diversity": 1, "informativeness": 2, "hallucination": 0}'
 

@@ -17,6 +17,7 @@ from dreamgym.experience.annotate import AnnotateReport, LanguageModelAnnotator,
 from dreamgym.experience.annotation_store import FILE, AnnotationStore, RecordedAnnotator
 from dreamgym.experience.dataset import examples
 from dreamgym.experience.reply_format import PromptSettings, parse_reply
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import (
     Change,
     CompletionRequest,
@@ -28,7 +29,6 @@ from dreamgym.types import (
     Trajectory,
     Transition,
 )
-from tests.scripted import ScriptedLanguageModel
 
 
 def played(steps: int = 3, *, name: str = "one", success: bool = True) -> Trajectory:

@@ -21,8 +21,8 @@ from dreamgym.experience.reply_format import PromptSettings, reply_text, start_t
 from dreamgym.experience.rewards import ModelVerdict, SheetCheck
 from dreamgym.protocols import Environment, Grader
 from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import CompletionRequest, FailureKind, Note, Outcome, State, Task, Trajectory, WorldSheet
-from tests.scripted import ScriptedLanguageModel
 
 SETTINGS = PromptSettings(actor=AGENT)
 TASK = Task(id="t", instruction="open the safe", environment="house")

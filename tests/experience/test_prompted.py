@@ -18,6 +18,7 @@ from dreamgym.experience.prompt_formats import JsonFormat, environment_descripti
 from dreamgym.experience.prompted import PromptedExperienceModel
 from dreamgym.experience.reply_format import ParsedReply
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -32,7 +33,6 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
-from tests.scripted import ScriptedLanguageModel
 
 TASK = Task(id="t1", instruction="Buy the red mug.", environment="shop")
 SHEET = WorldSheet(facts=(("in", "red mug", "shelf 1"), ("price", "red mug", "3")))

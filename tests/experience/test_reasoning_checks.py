@@ -10,8 +10,8 @@ from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings, corrected
 from dreamgym.models import tiny
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import State, Task, WorldSheet
-from tests.scripted import ScriptedLanguageModel
 
 TASK = Task(id="t", instruction="open the safe", environment="house")
 NAMES = st.text("abc xy", min_size=1).filter(str.strip)

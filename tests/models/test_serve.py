@@ -18,9 +18,9 @@ from dreamgym.http_server import HttpServer
 from dreamgym.models.schema_choices import schema_choices
 from dreamgym.models.serve import model_app
 from dreamgym.protocols import LanguageModel
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import Completion, CompletionRequest
 from tests.models.scripted_endpoint import served
-from tests.scripted import ScriptedLanguageModel
 
 
 @asynccontextmanager

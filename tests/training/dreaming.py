@@ -9,8 +9,8 @@ from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.evaluation.one_step import step_questions
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings, prompt, reply_text, start_prompt, start_text
+from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import Completion, CompletionRequest, Note, Trajectory
-from tests.scripted import ScriptedLanguageModel
 
 SETTINGS = PromptSettings(actor=AGENT, history=50)
 """The whole history, so that no two steps of the recorded episodes ask the same question."""

@@ -1,12 +1,17 @@
-"""Tools for tests: a checker for environments and a small environment."""
+"""Tools for tests: a checker for environments, a small environment and a scripted language model.
+
+`ScriptedServer` (in `dreamgym.testing.scripted_server`) serves such a model over HTTP, as an endpoint.
+"""
 
 from dreamgym.testing.corridor import Corridor, CorridorFactory
 from dreamgym.testing.env_checker import Check, CheckReport, check_environment
+from dreamgym.testing.scripted import ScriptedLanguageModel
 
 __all__ = [
     "Check",
     "CheckReport",
     "Corridor",
     "CorridorFactory",
+    "ScriptedLanguageModel",
     "check_environment",
 ]

@@ -59,10 +59,8 @@ async def _settled() -> dict[str, float]:
 
 def _measure() -> dict[str, float]:
     """Resources of this process and its children."""
-    try:
-        import psutil
-    except ModuleNotFoundError:
-        raise CheckSkipped("it needs psutil: pip install psutil") from None
+    import psutil
+
     process = psutil.Process()
     children = process.children(recursive=True)
     memory = process.memory_info().rss

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from dreamgym.http_server import HttpServer
 from dreamgym.models.serve import model_app
+from dreamgym.testing.scripted import Script, ScriptedLanguageModel
 from dreamgym.types import CompletionRequest
-from tests.scripted import Script, ScriptedLanguageModel
 
 
 class ScriptedServer:
