@@ -138,7 +138,7 @@ async def replay_in_reality(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftPoint:
-    """How many episodes are still true after so many steps, of those that really lasted as long."""
+    """Share of episodes that still match after `step` steps, among real episodes of at least that length."""
 
     step: int
     """0 is the first state."""

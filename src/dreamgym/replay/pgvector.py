@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import psycopg
 
 FEW_ROWS: Final = 5000
-"""So many survivors of a filter are compared one by one: the index finds few among many badly."""
+"""Up to this many rows that pass a filter are compared exactly; the index has low recall for so few."""
 _SPARE: Final = 8
 """Rows fetched beyond k, because the server compares in half precision."""
 
