@@ -8,7 +8,7 @@ from pathlib import Path
 
 DREAMGYM = [sys.executable, "-m", "dreamgym"]
 
-# Whoever runs the tests in the background may have them inherit an ignored Ctrl-C.
+# Tests run in the background may inherit an ignored Ctrl-C.
 INTERRUPTIBLE = [
     sys.executable,
     "-c",

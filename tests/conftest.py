@@ -26,7 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
 )
 
-# A server that is installed beside us or not at all: its tests are part of the suite where it is named.
+# A server that is installed separately: its tests run where its address is set.
 collect_ignore = [] if os.environ.get("DREAMGYM_VLLM_PYTHON") else ["models/test_vllm.py"]
 
 
@@ -51,8 +51,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """A folder of real benchmark data beside the repository; tests that want it are skipped without."""
+    """A folder of real benchmark data next to the repository; tests that want it are skipped without."""
     folder = Path(os.environ.get("DREAMGYM_REAL_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip("no real benchmark data beside the repository (DREAMGYM_REAL_DATA)")
+        pytest.skip("no real benchmark data next to the repository (DREAMGYM_REAL_DATA)")
     return folder

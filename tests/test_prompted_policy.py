@@ -66,8 +66,8 @@ async def test_what_an_endpoint_plays_is_recorded_as_its_own(tmp_path: Path) -> 
 
 
 async def test_an_unknown_endpoint_is_refused_before_the_folder_is_touched(tmp_path: Path) -> None:
-    config = load_config(overrides=["collect.policy=endpoint:nobody", f"collect.out={tmp_path / 'played'}"])
-    with pytest.raises(ConfigError, match="no endpoint 'nobody'"):
+    config = load_config(overrides=["collect.policy=endpoint:missing", f"collect.out={tmp_path / 'played'}"])
+    with pytest.raises(ConfigError, match="no endpoint 'missing'"):
         await collect(config, CorridorFactory(length=3))
     assert not (tmp_path / "played").exists()
 

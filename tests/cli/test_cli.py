@@ -51,11 +51,11 @@ def asked(*words: str) -> Result:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_teaches_by_example(command: str) -> None:
-    told = asked(*command.split(), "--help")
-    assert told.exit_code == 0, told.output
-    assert re.search(rf"dreamgym {command}\b", told.stdout.split("Usage:", 1)[1].split("\n", 1)[1]), (
-        told.stdout
+def test_the_help_of_every_command_has_an_example(command: str) -> None:
+    result = asked(*command.split(), "--help")
+    assert result.exit_code == 0, result.output
+    assert re.search(rf"dreamgym {command}\b", result.stdout.split("Usage:", 1)[1].split("\n", 1)[1]), (
+        result.stdout
     )
 
 
@@ -88,9 +88,9 @@ def test_an_operating_system_error_has_words_and_an_exit_code(capsys: pytest.Cap
 
 
 def test_the_front_page_shows_a_tour_and_the_exit_codes() -> None:
-    told = dreamgym("--help").stdout
-    assert "A first tour" in told
-    assert "130 interrupted" in told
+    result = dreamgym("--help").stdout
+    assert "A first tour" in result
+    assert "130 interrupted" in result
 
 
 def test_a_dry_run_prints_the_resolved_configuration_and_does_nothing(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ def test_skip_bad_stores_the_good_and_counts_the_bad(tmp_path: Path) -> None:
     options = ["--format", "messages", "--env", "gym", "--skip-bad"]
     result = answer("ingest", bad, *options, "--out", tmp_path / "out")
     assert (result["new"], result["bad"]) == (1, 4)
-    lines_told = [problem.split(": ")[0].rpartition(":")[2] for problem in result["problems"]]
-    assert lines_told == ["1", "3", "4", "5"]
+    reported_lines = [problem.split(": ")[0].rpartition(":")[2] for problem in result["problems"]]
+    assert reported_lines == ["1", "3", "4", "5"]
 
 
 def test_two_different_records_with_one_id_are_not_silently_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run that was really taught, however little: played in the terminal, and measured with parts left out."""
+"""A run that was fine-tuned for a few updates: played in the terminal, and measured with parts left out."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def dreamgym(*words: object, typed: Sequence[str] = ()) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words], input="".join(f"{x}\n" for x in typed))
 
 
-def taught(data: Path, out: Path, *words: object, steps: int, **settings: object) -> Path:
+def fine_tune(data: Path, out: Path, *words: object, steps: int, **settings: object) -> Path:
     chosen = [f"replay.k={settings.pop('k')}"]
     chosen += [f"experience.{name}={value}" for name, value in {**SMALL, **settings}.items()]
-    told = dreamgym(
+    result = dreamgym(
         *("experience", "train", "--data", data, "--model", "nano", "--steps", steps, "--out", out, *words),
         *(word for setting in chosen for word in ("--set", setting)),
     )
-    assert told.exit_code == 0, told.output
+    assert result.exit_code == 0, result.output
     return out
 
 
@@ -59,15 +59,15 @@ def buffer(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path, buffer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("taught") / "run"
-    return taught(data, out, "--buffer", buffer, steps=180, history=1, k=1)
+    out = tmp_path_factory.mktemp("fine_tuned") / "run"
+    return fine_tune(data, out, "--buffer", buffer, steps=180, history=1, k=1)
 
 
 @pytest.fixture(scope="module")
-def untaught(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One update teaches nothing: no reply of this run can be read."""
-    out = tmp_path_factory.mktemp("untaught") / "run"
-    return taught(data, out, steps=1, history=0, k=0)
+def untrained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After one update no reply of this run can be parsed."""
+    out = tmp_path_factory.mktemp("untrained") / "run"
+    return fine_tune(data, out, steps=1, history=0, k=0)
 
 
 @pytest.fixture(scope="module")
@@ -79,50 +79,50 @@ def test_a_dream_is_played_in_the_terminal_and_kept_as_synthetic(
     run: Path, data: Path, buffer: Path, episode: Trajectory, tmp_path: Path
 ) -> None:
     actions = [transition.action for transition in episode.transitions]
-    told = dreamgym(
+    result = dreamgym(
         *("play", "--env", "alfworld", "--dream", run, "--trajectories", data, "--buffer", buffer),
         *("--task", episode.task.id, "--reward", "sheet"),
         typed=[":why", ":demonstrations", *actions, ":why", ":demonstrations", ":sheet", f":save {tmp_path}"],
     )
-    assert told.exit_code == 0, told.output
-    assert f"Task: {episode.task.instruction}" in told.output
-    assert "No reasoning: no action yet" in told.output
-    assert "No demonstrations: no act" in told.output
-    assert "grader: sheet" in told.output
-    assert "The last action changed" in told.output
+    assert result.exit_code == 0, result.output
+    assert f"Task: {episode.task.instruction}" in result.output
+    assert "No reasoning: no action yet" in result.output
+    assert "No demonstrations: no act" in result.output
+    assert "grader: sheet" in result.output
+    assert "The last action changed" in result.output
     [kept] = read_trajectories(tmp_path)
     assert 1 <= len(kept) <= len(actions)
     assert kept.provenance.source == "synthetic"
     assert (kept.provenance.policy, kept.provenance.experience_model) == ("human", str(run))
     assert (kept.task, kept.sheet) == (episode.task, episode.sheet)
-    shown = told.output.split("grader: sheet")[-1].split("The last action changed")[0]
+    shown = result.output.split("grader: sheet")[-1].split("The last action changed")[0]
     others = {each.id for each in read_trajectories(data) if each.task.id != episode.task.id}
     assert any(f"  {other}:" in shown for other in others)
     assert f"  {episode.id}:" not in shown
 
 
-def test_a_reply_that_cannot_be_read_is_told_in_words_and_the_session_goes_on(
-    untaught: Path, data: Path, episode: Trajectory
+def test_a_reply_that_cannot_be_parsed_is_printed_as_an_error_and_the_session_continues(
+    untrained: Path, data: Path, episode: Trajectory
 ) -> None:
-    told = dreamgym(
-        *("play", "--env", "alfworld", "--dream", untaught, "--trajectories", data),
+    result = dreamgym(
+        *("play", "--env", "alfworld", "--dream", untrained, "--trajectories", data),
         typed=["look", ":why", ":sheet", "look"],
     )
-    assert told.exit_code == 0, told.output
-    assert "The first state is the real one; the experience model imagined none" in told.output
-    assert episode.start.text.splitlines()[0] in told.output
-    assert told.output.count("error: ") == 2
-    assert "2 attempts: expected the four lines think, change, next and end" in told.output
+    assert result.exit_code == 0, result.output
+    assert "The first state is the real one; the experience model imagined none" in result.output
+    assert episode.start.text.splitlines()[0] in result.output
+    assert result.output.count("error: ") == 2
+    assert "2 attempts: expected the four lines think, change, next and end" in result.output
 
 
 @pytest.mark.slow
-def test_the_real_environment_tells_the_world_that_is_dreamt(untaught: Path) -> None:
-    told = dreamgym(
-        *("play", "--env", "alfworld", "--dream", untaught, "--task", "1"), typed=[":sheet", ":expert"]
+def test_the_real_environment_provides_the_world_sheet_of_the_dream(untrained: Path) -> None:
+    result = dreamgym(
+        *("play", "--env", "alfworld", "--dream", untrained, "--task", "1"), typed=[":sheet", ":expert"]
     )
-    assert told.exit_code == 0, told.output
-    assert "receptacleatlocation" in told.output
-    assert "has no expert" in told.output
+    assert result.exit_code == 0, result.output
+    assert "receptacleatlocation" in result.output
+    assert "has no expert" in result.output
 
 
 @pytest.mark.parametrize("command", ["play", "eval"])
@@ -132,11 +132,11 @@ def test_a_run_that_needs_demonstrations_says_so_without_a_buffer(
     words: list[object] = ["play", "--dream", run, "--trajectories", data]
     if command == "eval":
         words = ["experience", "eval", run, "--data", data]
-    told = dreamgym(*words)
-    assert told.exit_code == 2
-    assert "was fine-tuned with 1 demonstrations" in told.stderr
-    assert "--buffer" in told.stderr
-    assert "--no-demonstrations" in told.stderr
+    result = dreamgym(*words)
+    assert result.exit_code == 2
+    assert "was fine-tuned with 1 demonstrations" in result.stderr
+    assert "--buffer" in result.stderr
+    assert "--no-demonstrations" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_a_run_that_needs_demonstrations_says_so_without_a_buffer(
     ],
 )
 def test_what_a_dream_cannot_begin_from_is_said(
-    words: list[str], message: str, untaught: Path, data: Path
+    words: list[str], message: str, untrained: Path, data: Path
 ) -> None:
-    places: dict[str, object] = {"RUN": untaught, "DATA": data}
-    told = dreamgym("play", *(places.get(word, word) for word in words))
-    assert told.exit_code in (2, 3)
-    assert message in told.stderr
+    places: dict[str, object] = {"RUN": untrained, "DATA": data}
+    result = dreamgym("play", *(places.get(word, word) for word in words))
+    assert result.exit_code in (2, 3)
+    assert message in result.stderr
 
 
 async def test_a_dream_begins_as_the_environment_reveals_it_or_says_that_it_cannot() -> None:
@@ -208,9 +208,9 @@ def test_a_recorded_task_is_found_by_its_place_or_id(episode: Trajectory, data: 
 
 
 def measured(run: Path, *words: object) -> dict[str, object]:
-    told = dreamgym("experience", "eval", run, "--episodes", 2, "--json", *words)
-    assert told.exit_code == 0, told.output
-    found: dict[str, object] = json.loads(told.stdout)
+    result = dreamgym("experience", "eval", run, "--episodes", 2, "--json", *words)
+    assert result.exit_code == 0, result.output
+    found: dict[str, object] = json.loads(result.stdout)
     return found
 
 
@@ -232,10 +232,10 @@ def test_each_part_can_be_left_out_of_a_measurement_whose_files_say_so(
     assert json.loads((run / "fidelity.json").read_text(encoding="utf-8"))["asked"]["without"] == []
 
 
-def test_what_a_run_never_had_cannot_be_left_out_unnoticed(untaught: Path, data: Path) -> None:
-    told = dreamgym("experience", "eval", untaught, "--data", data, "--episodes", 1, "--no-history")
-    assert told.exit_code == 0, told.output
-    assert "was fine-tuned without history: leaving it out changes nothing" in " ".join(told.stderr.split())
+def test_what_a_run_never_had_cannot_be_left_out_unnoticed(untrained: Path, data: Path) -> None:
+    result = dreamgym("experience", "eval", untrained, "--data", data, "--episodes", 1, "--no-history")
+    assert result.exit_code == 0, result.output
+    assert "was fine-tuned without history: leaving it out changes nothing" in " ".join(result.stderr.split())
 
 
 async def test_without_a_part_the_model_does_not_see_it(run: Path, episode: Trajectory) -> None:
@@ -249,12 +249,12 @@ async def test_without_a_part_the_model_does_not_see_it(run: Path, episode: Traj
             found = await model.predict(episode.task, sheet, past, step.state, step.action)
             assert (found.outcome.reasoning, found.demonstrations) == ("", ())
             answers.append(str(found.outcome))
-        except EpisodeFailedError as error:  # a model so little taught may lose the form; always alike then
+        except EpisodeFailedError as error:  # after few updates a reply may not parse; runs agree
             answers.append(str(error))
     assert answers[0] == answers[1]
 
 
-def test_the_same_switches_leave_parts_out_of_teaching() -> None:
+def test_the_same_switches_leave_parts_out_of_fine_tuning() -> None:
     words = ("experience", "train", "--dry-run", "--set", "experience.history=3")
     found = json.loads(
         dreamgym(*words, "--no-history", "--no-reasoning", "--no-demonstrations", "--no-sheet").stdout
@@ -265,7 +265,7 @@ def test_the_same_switches_leave_parts_out_of_teaching() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_measurement_ends_cleanly(untaught: Path, data: Path) -> None:
+def test_an_interrupted_measurement_ends_cleanly(untrained: Path, data: Path) -> None:
     """On a terminal of its own, where the progress is seen."""
     screen, terminal = os.openpty()
     process = subprocess.Popen(
@@ -273,7 +273,7 @@ def test_an_interrupted_measurement_ends_cleanly(untaught: Path, data: Path) -> 
             *INTERRUPTIBLE,
             "experience",
             "eval",
-            str(untaught),
+            str(untrained),
             "--data",
             str(data),
         ],

@@ -131,7 +131,7 @@ def test_an_unknown_name_without_network_is_refused_quickly(monkeypatch: pytest.
         monkeypatch.delenv(proxy, raising=False)
     started = time.perf_counter()
     with pytest.raises(ConfigError, match=r"not in the Hugging Face cache, and http://127\.0\.0\.1:9 cannot"):
-        find_weights("hf:nobody/no-such-model")
+        find_weights("hf:missing/no-such-model")
     assert time.perf_counter() - started < 20
     with pytest.raises(ConfigError, match="expected a directory"):
         find_weights("hf:./no/such/folder")

@@ -29,7 +29,7 @@ def dreamgym(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def told(*words: object) -> Any:
+def run_json(*words: object) -> Any:
     done = dreamgym(*words, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -45,18 +45,18 @@ def train(data: Path, out: Path, *settings: str) -> list[str]:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("games")
     chosen = [word for game in GAMES[:2] for word in ("--set", f"environment.options.{game}")]
-    told("collect", "--env", "textworld", "--policy", "expert", "--episodes", 6, "--out", out, *chosen)
+    run_json("collect", "--env", "textworld", "--policy", "expert", "--episodes", 6, "--out", out, *chosen)
     return out
 
 
 @pytest.mark.slow
 def test_an_agent_is_trained_compared_with_its_beginning_and_carried_on(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    summary = told(*train(data, run, "train.steps=2"))
+    summary = run_json(*train(data, run, "train.steps=2"))
     assert (summary["steps"], summary["policies"]) == (2, [0, 2])
     assert summary["spent"]["real_steps"] > 0
 
-    found = told("evaluate", run, "--against", f"{run}@0", "--episodes", 3)
+    found = run_json("evaluate", run, "--against", f"{run}@0", "--episodes", 3)
     assert (found["policy"], found["other"]["policy"]) == (f"{run}@2", f"{run}@0")
     assert found["split"] == "test", "the split of the environment that is for evaluation"
     wrong = dreamgym("evaluate", run, "--split", "valid_unseen")
@@ -73,7 +73,7 @@ def test_an_agent_is_trained_compared_with_its_beginning_and_carried_on(data: Pa
     assert "success [95%]" in table.stdout
 
     out = tmp_path / "on"
-    further = told("train", "--sim-to-real", run, "--real-steps", 10, "--out", out)
+    further = run_json("train", "--sim-to-real", run, "--real-steps", 10, "--out", out)
     assert further["spent"]["real_steps"] >= 10
     assert further["ended"].endswith("real steps are used")
 
@@ -104,7 +104,7 @@ def test_ctrl_c_keeps_what_was_reached_and_says_how_to_go_on(data: Path, tmp_pat
     state = RunDir(run).load("checkpoint.pt")
     assert state is not None
     done = state["done"]
-    summary = told(*train(data, run, f"train.steps={done + 1}", "train.save_policy_every=1000000"))
+    summary = run_json(*train(data, run, f"train.steps={done + 1}", "train.save_policy_every=1000000"))
     assert summary["steps"] == done + 1
 
 

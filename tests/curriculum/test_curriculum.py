@@ -54,7 +54,7 @@ def seeds(recorded: Sequence[Trajectory]) -> list[Task]:
 
 @pytest.fixture(scope="module")
 def others(recorded: Sequence[Trajectory]) -> list[str]:
-    """Real instructions, from which a stand-in for taught weights draws its variations."""
+    """Real instructions, from which a stand-in for fine-tuned weights draws its variations."""
     return sorted({each.task.instruction for each in recorded[24:]})
 
 

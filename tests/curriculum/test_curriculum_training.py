@@ -63,7 +63,7 @@ class CoinDream:
         self.language_model = ScriptedLanguageModel(
             lambda request: variation_text(others[request.seed % len(others)])
         )
-        self.dreamt: dict[str, tuple[Task, WorldSheet]] = {}
+        self.simulated: dict[str, tuple[Task, WorldSheet]] = {}
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
         return State(text="You are in a room.")
@@ -71,7 +71,7 @@ class CoinDream:
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
-        self.dreamt[task.id] = (task, sheet)
+        self.simulated[task.id] = (task, sheet)
         won = sum(map(ord, action)) % 2 == 0
         outcome = Outcome(next_state=State(text="Done."), reward=float(won), terminated=True, success=won)
         return Prediction(outcome=outcome, sheet=sheet)
@@ -93,7 +93,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-async def test_generated_tasks_are_dreamt_in_worlds_that_allow_them(
+async def test_generated_tasks_are_simulated_with_world_sheets_that_allow_them(
     algorithm: str, data: Path, tmp_path: Path
 ) -> None:
     dream = CoinDream()
@@ -103,7 +103,7 @@ async def test_generated_tasks_are_dreamt_in_worlds_that_allow_them(
     generated = [standing for standing in read_pool(out / FILE).generated if standing.episodes]
     assert generated
     for standing in generated:
-        task, sheet = dream.dreamt[standing.task.id]
+        task, sheet = dream.simulated[standing.task.id]
         assert can_succeed_here(task, sheet)
     reported = [row["tasks"] for row in rows(out) if row["kind"] == "train"]
     assert reported[0]["generated_share"] == 0

@@ -1,4 +1,4 @@
-"""The task generator: two prompts or taught weights, and a gate that nothing invalid passes."""
+"""The task generator: two prompts or fine-tuned weights, and a gate that rejects invalid tasks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_gate_makes_a_task_of_what_is_new_and_possible() -> None:
 
 
 def test_what_cannot_be_read_in_the_pool_keeps_nothing_out() -> None:
-    door = gate(reserved=("an evaluation task that nobody can read",))
+    door = gate(reserved=("an evaluation task that cannot be parsed",))
     known = door.task_ids([seed_task(1, "generated/blue")])
     assert isinstance(door.check("paint it blue", known), Task)
 
@@ -157,7 +157,7 @@ async def test_a_model_that_fails_or_babbles_costs_its_candidates_and_no_more(tm
 
 async def test_an_endpoint_that_is_gone_is_for_the_run_to_hear(tmp_path: Path) -> None:
     def script(request: CompletionRequest) -> str:
-        raise EndpointError("nobody answers")
+        raise EndpointError("connection failed")
 
     with pool_of(tmp_path, "paint it red") as pool:
         generator = LanguageModelTaskGenerator(prompted(script), gate(), pool)

@@ -1,4 +1,4 @@
-"""What a policy dreamt, replayed in the real ALFWorld engine."""
+"""Synthetic episodes of a policy, replayed in the real ALFWorld engine."""
 
 from __future__ import annotations
 

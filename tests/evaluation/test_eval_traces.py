@@ -44,7 +44,7 @@ def bought(number: int) -> Trajectory:
         task=Task(id=f"task {number}", instruction=f"buy lamp {number}", environment="shop"),
         start=start,
         transitions=(Transition(state=start, action=f"buy lamp {number}", outcome=outcome),),
-        provenance=Provenance(source="real", policy="somebody"),
+        provenance=Provenance(source="real", policy="unknown"),
     )
 
 
@@ -58,7 +58,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("taught") / "run"
+    out = tmp_path_factory.mktemp("fine_tuned") / "run"
     share = "experience.validation=0.25"
     reported = dreamgym(
         *("experience", "train", "--data", shop, "--env", "shop", *SMALL, "--set", share, "--out", out)
@@ -67,7 +67,7 @@ def run(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_to_be_missing(
+def test_only_held_out_episodes_are_measured_and_unavailable_real_measures_are_reported(
     run: Path, shop: Path
 ) -> None:
     kept = [each for each in read_trajectories(shop) if held_out(each.task.id, 0.25)]
@@ -93,16 +93,19 @@ def test_only_what_teaching_held_out_is_measured_and_what_needs_reality_is_said_
         ([], "environment 'shop' is not installed"),
         (["--data", "SHOP", "--reward", "sheet"], "expected a grader (--reward"),
         (["--data", "SHOP", "--env", "alfworld"], "was fine-tuned on environment 'shop', not 'alfworld'"),
-        (["--data", "TAUGHT", "--held-out"], "experience.validation=0.25, which holds out none of these 1"),
+        (
+            ["--data", "FINE_TUNED", "--held-out"],
+            "experience.validation=0.25, which holds out none of these 1",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_the_reason(
     words: list[str], message: str, run: Path, shop: Path, tmp_path: Path
 ) -> None:
-    taught = next(each for each in read_trajectories(shop) if not held_out(each.task.id, 0.25))
+    fine_tuned = next(each for each in read_trajectories(shop) if not held_out(each.task.id, 0.25))
     with TrajectoryWriter(tmp_path) as writer:
-        writer.append([taught])
-    places = {"SHOP": shop, "TAUGHT": tmp_path}
+        writer.append([fine_tuned])
+    places = {"SHOP": shop, "FINE_TUNED": tmp_path}
     reported = dreamgym("experience", "eval", run, *(places.get(word, word) for word in words))
     assert reported.exit_code == 2, reported.output
     assert message in " ".join(reported.stderr.split())

@@ -1,4 +1,4 @@
-"""Success in the dream beside success in reality."""
+"""Success in the dream compared with success in the real environment."""
 
 from __future__ import annotations
 

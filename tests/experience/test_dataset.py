@@ -90,7 +90,7 @@ async def test_reasoning_and_sheet_can_be_left_out(recorded: list[Trajectory]) -
     assert all(each.reply.startswith("think: \n") for each in steps)
 
 
-async def test_a_teacher_whose_notes_do_not_count_up_is_refused(recorded: list[Trajectory]) -> None:
+async def test_an_annotator_that_returns_too_few_notes_is_refused(recorded: list[Trajectory]) -> None:
     class Forgetful(HouseholdAnnotator):
         async def annotate(self, trajectory: Trajectory) -> Annotation:
             annotation = await super().annotate(trajectory)

@@ -91,7 +91,7 @@ def refusing(end: str = "no") -> ScriptedLanguageModel:
 async def test_a_refused_action_changes_and_earns_nothing_and_ends_the_episode_only_by_setting(
     refusal_ends: bool, end: str, grader: Grader
 ) -> None:
-    """Whatever else the reply claims, and whoever grades."""
+    """Whatever else the reply claims, with every grader."""
     experience = ReasoningExperienceModel(
         refusing(end), name="test", settings=SETTINGS, grader=grader, refusals=["It will not budge."]
     )

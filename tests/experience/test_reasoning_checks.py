@@ -84,7 +84,7 @@ def test_a_verdict_is_corrected_exactly_when_it_is_wrong(left: str, right: str, 
 
 
 def test_going_on_reads_as_if_it_had_been_said_at_once() -> None:
-    """Else the model would go on from tokens that it was never taught."""
+    """Otherwise the model would continue from tokens that it was not fine-tuned on."""
     question, begun = "state: The hall.\naction: open safe 1\n", "think: safe 1 in hall, hall = attic: no"
     tokenizer = tiny.make_tokenizer([question + begun] * 3)
     together = tokenizer.encode(question + begun, add_special_tokens=False)

@@ -77,7 +77,7 @@ def weights(model: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_it_learns_to_say_what_it_is_told(algorithm: str) -> None:
+async def test_it_learns_to_write_the_rewarded_reply(algorithm: str) -> None:
     model = nano_model()
     language_model = LocalLanguageModel(model, TOKENIZER)
     trained = learner(algorithm, model, language_model.updating, learning_rate=3e-3, epochs=2)

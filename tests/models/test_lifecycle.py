@@ -82,7 +82,7 @@ async def test_new_weights_are_seen_without_a_reload(change: Any, backend: str) 
 
 
 @pytest.mark.parametrize("backend", ["fast", "hf", "plain"])
-async def test_parameters_that_were_replaced_are_found_when_told(backend: str) -> None:
+async def test_replaced_parameters_are_found_after_notification(backend: str) -> None:
     language_model = opened(backend=backend)
     await language_model.complete(ask())
     new_parameters(language_model.model)
@@ -93,7 +93,7 @@ async def test_parameters_that_were_replaced_are_found_when_told(backend: str) -
     await language_model.aclose()
 
 
-async def test_adapters_added_later_are_found_when_told() -> None:
+async def test_adapters_added_later_are_found_after_notification() -> None:
     class Doubled(torch.nn.Module):
         def __init__(self, base: torch.nn.Module) -> None:
             super().__init__()
@@ -223,7 +223,7 @@ async def test_a_forgotten_conversation_frees_its_memory() -> None:
     await language_model.aclose()
 
 
-async def test_a_caller_who_gives_up_disturbs_nobody() -> None:
+async def test_a_cancelled_request_disturbs_no_other_request() -> None:
     calm = opened()
     expected = [(await calm.complete(ask(seed=seed, max_tokens=100))).token_ids for seed in range(6)]
     language_model = opened()

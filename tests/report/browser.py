@@ -120,22 +120,22 @@ class Page:
         self._note(message.get("method"), message.get("params", {}))
         return message
 
-    def _note(self, method: str | None, told: dict[str, Any]) -> None:
+    def _note(self, method: str | None, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
-            self._asked[told["requestId"]] = told["request"]["url"]
-            self.requests.append(told["request"]["url"])
-        elif method == "Network.loadingFailed" and told.get("blockedReason") == "csp":
-            self.blocked.append(self._asked[told["requestId"]])
+            self._asked[params["requestId"]] = params["request"]["url"]
+            self.requests.append(params["request"]["url"])
+        elif method == "Network.loadingFailed" and params.get("blockedReason") == "csp":
+            self.blocked.append(self._asked[params["requestId"]])
         elif method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(told["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-            self.complaints.append(json.dumps(told["args"]))
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(told["entry"]["text"])
-        elif method == "Audits.issueAdded" and told["issue"]["code"] == "ContentSecurityPolicyIssue":
-            self.complaints.append(json.dumps(told["issue"]["details"]))
+            self.complaints.append(json.dumps(params["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.complaints.append(json.dumps(params["args"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(params["entry"]["text"])
+        elif method == "Audits.issueAdded" and params["issue"]["code"] == "ContentSecurityPolicyIssue":
+            self.complaints.append(json.dumps(params["issue"]["details"]))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A run folder as DreamGym leaves it: made with the very writers of the loop, dreamt on recorded episodes."""
+"""A run folder made with the writers of the training loop, from synthetic episodes of recorded tasks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Repeats:
 async def dream_of(model: ExperienceModel, episode: Trajectory, name: str) -> Trajectory:
     sheet = episode.sheet
     assert sheet is not None
-    dreamt = await run_episode(
+    synthetic = await run_episode(
         lambda: SyntheticEnvironment(episode.task, model, sheet, horizon=len(episode), first=episode.start),
         lambda environment: Repeats(episode),
         trajectory_id=name,
@@ -103,8 +103,8 @@ async def dream_of(model: ExperienceModel, episode: Trajectory, name: str) -> Tr
         seed=0,
         origin=Origin(source="synthetic", experience_model=model.name, policy_version=3),
     )
-    assert isinstance(dreamt, Trajectory)
-    return dreamt
+    assert isinstance(synthetic, Trajectory)
+    return synthetic
 
 
 def hostile_episode(example: Trajectory) -> Trajectory:
@@ -125,7 +125,7 @@ def hostile_episode(example: Trajectory) -> Trajectory:
 
 
 async def write_run(folder: Path, *, steps: int = 6) -> list[Trajectory]:
-    """Fills the folder; returns the recorded episodes whose tasks were dreamt."""
+    """Fills the folder; returns the recorded episodes whose tasks were simulated."""
     episodes = recorded_episodes()
     faithful = Reminded(await recited(episodes), episodes)
     forgetful = await recited(episodes, misremembered)
@@ -150,8 +150,8 @@ async def write_run(folder: Path, *, steps: int = 6) -> list[Trajectory]:
     _write_pool(folder, groups)
     _write_evaluation(folder, episodes)
     fidelity = await measure_fidelity(forgetful, HouseholdAnnotator(), episodes, repeats=2)
-    told = json.dumps({**fidelity.to_dict(), "asked": {}}, default=str)
-    (folder / "fidelity.json").write_text(told, encoding="utf-8")
+    text = json.dumps({**fidelity.to_dict(), "asked": {}}, default=str)
+    (folder / "fidelity.json").write_text(text, encoding="utf-8")
     return episodes
 
 

@@ -40,7 +40,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recorded episodes: those whose tasks were dreamt, and two others."""
+    """Recorded episodes: those whose tasks were simulated, and two others."""
     folder = tmp_path_factory.mktemp("recorded")
     with TrajectoryWriter(folder) as keeper:
         keeper.append(recorded_episodes(8))
@@ -129,12 +129,14 @@ def test_the_tables_tell_what_the_files_hold(run_folder: Path) -> None:
     assert (run.pool.seeds, run.pool.generated[-1].y) == (6, 2)
 
 
-def test_a_dream_is_shown_beside_the_recorded_episode_of_its_task(run_folder: Path, real: Path) -> None:
+def test_a_synthetic_episode_is_shown_next_to_the_recorded_episode_of_its_task(
+    run_folder: Path, real: Path
+) -> None:
     run = read(run_folder)
     tasks = {each.task.id for each in run.kept.episodes}
-    beside = recorded([real], tasks, 200, Problems())
-    assert {each.task.id for each in beside} == {each.task.id for each in recorded_episodes()}
-    shown = viewer_data(page([run], beside))
+    real_episodes = recorded([real], tasks, 200, Problems())
+    assert {each.task.id for each in real_episodes} == {each.task.id for each in recorded_episodes()}
+    shown = viewer_data(page([run], real_episodes))
     assert {each["source"] for each in shown} == {"dream", "real"}
 
 
@@ -150,7 +152,7 @@ def test_reasoning_demonstrations_and_sheet_are_shown_where_they_were_kept(run_f
     assert all("prediction" not in step for step in unknown["steps"])
 
 
-def test_of_a_step_that_was_told_twice_the_last_word_holds(run_folder: Path, tmp_path: Path) -> None:
+def test_of_a_step_that_was_logged_twice_the_last_record_counts(run_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run_folder, tmp_path / "agent"))
     with (copy / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"kind": "train", "step": 2, "success": 1.0}) + "\n")
@@ -158,7 +160,7 @@ def test_of_a_step_that_was_told_twice_the_last_word_holds(run_folder: Path, tmp
 
 
 @pytest.mark.parametrize("name", [name for name in FILES[:4] if name != "tasks.jsonl"])
-def test_a_torn_file_costs_its_tail_and_is_told(run_folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_truncated_file_loses_its_tail_and_is_reported(run_folder: Path, tmp_path: Path, name: str) -> None:
     copy = Path(shutil.copytree(run_folder, tmp_path / "agent"))
     whole = (copy / name).read_bytes()
     (copy / name).write_bytes(whole[: len(whole) // 2])
@@ -224,8 +226,8 @@ def test_whatever_a_run_holds_becomes_a_page(
     """Numbers beyond all bounds, wrong types, broken lines: nothing of it may end the report."""
     for other in FILES:
         (broken_folder / other).unlink(missing_ok=True)
-    told = b"\n".join(json.dumps(each).encode() for each in lines)
-    (broken_folder / name).write_bytes(told + tail)
+    content = b"\n".join(json.dumps(each).encode() for each in lines)
+    (broken_folder / name).write_bytes(content + tail)
     run = read(broken_folder)
     text = page([run])
     assert "<script>harmed" not in text
@@ -275,10 +277,10 @@ def test_the_command_tells_programs_the_same(run_folder: Path, real: Path, tmp_p
     words = ["report", str(run_folder), "--out", str(out), "--trajectories", str(real), "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["recorded"] == 6
-    assert told["runs"][0]["spent"] == {"real_steps": 900.0, "synthetic_steps": 600.0, "seconds": 22.5}
-    assert [each["success"] for each in told["runs"][0]["validation"]] == [0.4, 0.7]
+    printed = json.loads(done.stdout)
+    assert printed["recorded"] == 6
+    assert printed["runs"][0]["spent"] == {"real_steps": 900.0, "synthetic_steps": 600.0, "seconds": 22.5}
+    assert [each["success"] for each in printed["runs"][0]["validation"]] == [0.4, 0.7]
 
 
 def test_a_folder_of_runs_is_all_of_them_and_each_has_a_name_of_its_own(
@@ -303,11 +305,11 @@ def test_runs_in_reality_are_compared_by_the_real_steps_they_used(run_folder: Pa
     real.mkdir()
     (real / "config.json").write_text('{"train": {"mode": "real"}}', encoding="utf-8")
     share = {"value": 0.25, "low": 0.2, "high": 0.3, "count": 200}
-    told: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {"kind": "train", "step": step, "spent": {"real_steps": 900 * (step + 1)}} for step in range(3)
     ]
-    told.append({"kind": "evaluation", "step": 2, "success": share})
-    (real / "metrics.jsonl").write_text("\n".join(map(json.dumps, told)), encoding="utf-8")
+    rows.append({"kind": "evaluation", "step": 2, "success": share})
+    (real / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     text = page([read(run_folder), read(real)])
     assert "baseline: 25.0% [20.0%, 30.0%] at 1800" in text
     assert "agent: 70.0% [56.2%, 80.9%] at 0" in text

@@ -46,7 +46,7 @@ def page(browser: Page, report: str) -> Iterator[Page]:
     browser.resize(1280, 900)
     browser.open(report)
     yield browser
-    assert browser.evaluate("document.readyState") == "complete"  # and all that was told has arrived
+    assert browser.evaluate("document.readyState") == "complete"  # all earlier events have arrived
     assert browser.requests == [report]
     assert browser.complaints == []
 
@@ -109,14 +109,14 @@ def test_keys_move_through_steps_and_episodes(page: Page) -> None:
     assert shown(page) == first
 
 
-def test_the_dream_stands_beside_reality_and_says_where_they_part(page: Page) -> None:
+def test_synthetic_and_real_episodes_are_shown_side_by_side_with_their_first_difference(page: Page) -> None:
     sides = page.evaluate("['dream', 'real'].map(s => document.getElementById('head-' + s).innerText)")
     assert "dreamt by recited" in sides[0]
     assert "expert after 0 updates" in sides[1]
     page.press("n")  # the dream that forgets the third step
-    told = page.evaluate("[...document.querySelectorAll('#steps .number')].map(n => n.innerText)")
-    assert "same state" in told[2]
-    assert "states differ" in told[3]
+    labels = page.evaluate("[...document.querySelectorAll('#steps .number')].map(n => n.innerText)")
+    assert "same state" in labels[2]
+    assert "states differ" in labels[3]
     left, right = page.evaluate(
         "[...document.querySelectorAll('#steps li')[3].querySelectorAll('.side')].map(s => s.innerText)"
     )

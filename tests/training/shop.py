@@ -15,7 +15,7 @@ COLOURS = ("red", "blue", "green")
 
 
 def shop(request: CompletionRequest) -> str:
-    """One readable reply, whoever asks."""
+    """The same valid reply to every request."""
     return json.dumps(_reply(request))
 
 

@@ -60,13 +60,13 @@ def trajectory(name: str, *states: str) -> Trajectory:
             )
             for before, after in pairwise(states)
         ),
-        provenance=Provenance(source="real", policy="somebody"),
+        provenance=Provenance(source="real", policy="unknown"),
     )
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Somebody's own conversations, ingested: an environment that is installed nowhere."""
+    """A user's own conversations, ingested: their environment is not installed."""
     folder = tmp_path_factory.mktemp("shop")
     with (folder / "chats.jsonl").open("w", encoding="utf-8") as file:
         for number, thing in enumerate(["mug", "pan", "lamp", "desk", "fork", "cup"]):
@@ -98,7 +98,7 @@ async def test_ingested_traces_of_an_unknown_environment_become_a_model_that_ans
     with ReplayBuffer.open(tmp_path / "run" / OWN_BUFFER) as buffer:
         experience = load_experience_model(tmp_path / "run", retriever=buffer).model
         first = next(iter(read_trajectories(shop)))
-        with contextlib.suppress(EpisodeFailedError):  # four steps teach little: a typed failure is fine too
+        with contextlib.suppress(EpisodeFailedError):  # after four updates a typed failure is fine too
             made = await experience.predict(first.task, WorldSheet(facts=()), [], first.start, "search mug")
             assert isinstance(made, Prediction)
 
@@ -113,7 +113,7 @@ def test_trajectories_of_another_environment_are_refused_by_name(shop: Path, tmp
         assert f"expected trajectories of the environment '{name}', got 'shop'" in reported
 
 
-def test_recorded_explanations_teach_and_what_has_none_is_counted(shop: Path, tmp_path: Path) -> None:
+def test_recorded_explanations_are_used_and_missing_ones_are_counted(shop: Path, tmp_path: Path) -> None:
     with AnnotationStore(tmp_path / "notes") as store:
         for found in islice(read_trajectories(shop), 4):
             notes = (Note(reasoning="the shop has it."),) * len(found)

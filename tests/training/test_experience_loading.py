@@ -65,8 +65,8 @@ def test_the_grader_is_the_sheet_where_there_is_one_unless_another_is_named() ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["train.experience=endpoint:nobody"], "no endpoint 'nobody'"),
-        (["train.experience=endpoint:m@http://localhost:1", "train.reward=endpoint:nobody"], "no endpoint"),
+        (["train.experience=endpoint:missing"], "no endpoint 'missing'"),
+        (["train.experience=endpoint:m@http://localhost:1", "train.reward=endpoint:missing"], "no endpoint"),
         (["train.experience=endpoint:m@http://localhost:1", "train.reward=strong"], "got 'strong'"),
     ],
 )

@@ -97,7 +97,7 @@ def server() -> Iterator[Server]:
     server.kill()
 
 
-async def dreamt(
+async def train_in_dream(
     config: Config, server: Server, on_progress: Callable[[Progress], None] | None = None
 ) -> dict[str, Any]:
     quick = {"url": server.url, "model": "corridors", "kind": "completions", "max_attempts": 2}
@@ -125,12 +125,12 @@ async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_
     with pytest.raises(
         RolloutsFailingError, match=r"rollout groups failed.*server_down.*then resume the run"
     ):
-        await dreamt(settings(folder, *words), server, kill_after_two_steps)
+        await train_in_dream(settings(folder, *words), server, kill_after_two_steps)
     assert RunDir(folder / "run").load("checkpoint.pt")["done"] == 2  # type: ignore[index]
     server.start_again()
-    assert (await dreamt(settings(folder, *words), server))["steps"] == 4
+    assert (await train_in_dream(settings(folder, *words), server))["steps"] == 4
     whole = begun(folder.parent / "never stopped")
-    await dreamt(settings(whole, *words), server)
+    await train_in_dream(settings(whole, *words), server)
     same_weights(folder / "run", whole / "run", 4)
 
 

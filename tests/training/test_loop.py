@@ -154,7 +154,7 @@ async def test_without_updates_of_the_replay_buffer_nothing_fresh_enters_it(fold
 
 
 class _Eastward(CorridorDream):
-    """Whoever goes east at first has won."""
+    """An episode succeeds if its first action is to go east."""
 
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
@@ -329,17 +329,17 @@ async def test_a_run_that_earns_nothing_is_warned_of_then_stopped_and_can_be_res
 
 
 async def test_a_policy_is_carried_on_in_reality_until_its_real_steps_are_used(folder: Path) -> None:
-    dreamt = await begun(folder)
+    dream_run = await begun(folder)
     await run(settings(folder, DREAM, "train.steps=2"))
-    config = sim_to_real(str(dreamt), real_steps=60, out=folder / "real")
+    config = sim_to_real(str(dream_run), real_steps=60, out=folder / "real")
     assert (config.train.mode, config.agent, config.train.group_size) == ("real", settings(folder).agent, 4)
     summary = await run(config)
     began = learnt(folder / "real", 0)
-    assert all(torch.equal(began[name], weight) for name, weight in learnt(dreamt, 2).items())
+    assert all(torch.equal(began[name], weight) for name, weight in learnt(dream_run, 2).items())
     assert 60 <= summary["spent"]["real_steps"] < 60 + 4 * 6
     assert summary["ended"].endswith("real steps are used")
     assert not read_metrics(folder / "real" / "metrics.jsonl", "warm start")
-    other = sim_to_real(str(dreamt), None, ["agent.history=3"], real_steps=60, out=folder / "other")
+    other = sim_to_real(str(dream_run), None, ["agent.history=3"], real_steps=60, out=folder / "other")
     with pytest.raises(ConfigError, match="other agent settings"):
         await run(other)
 
@@ -355,7 +355,7 @@ async def test_the_first_step_too_keeps_to_the_budget_of_real_steps(folder: Path
 async def test_a_run_whose_every_rollout_fails_is_an_error(folder: Path) -> None:
     await begun(folder)
     words = (DREAM, "train.tasks_per_step=1", "train.steps=2", "train.retries=0", "train.monitors=off")
-    with pytest.raises(RolloutsFailingError, match=r"every rollout of 2 steps failed.*nobody answers"):
+    with pytest.raises(RolloutsFailingError, match=r"every rollout of 2 steps failed.*connection failed"):
         await train(settings(folder, *words), experience_model=_Dead())
 
 
@@ -381,7 +381,7 @@ class _Dead(CorridorDream):
     """A server that is gone."""
 
     async def predict(self, *arguments: Any, **settings: Any) -> Prediction:
-        raise EpisodeFailedError(FailureKind.SERVER_DOWN, "nobody answers")
+        raise EpisodeFailedError(FailureKind.SERVER_DOWN, "connection failed")
 
 
 async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_one_resumes(
@@ -391,7 +391,7 @@ async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_
     config = settings(
         folder, DREAM, "train.failure_pause_seconds=0.01", "train.retries=0", "train.tasks_per_step=8"
     )
-    with pytest.raises(RolloutsFailingError, match=r"rollout groups failed.*server_down.*nobody answers"):
+    with pytest.raises(RolloutsFailingError, match=r"rollout groups failed.*server_down.*connection failed"):
         await train(config, experience_model=_Dead())
     assert (await run(config))["steps"] == 4
 

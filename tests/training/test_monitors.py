@@ -162,7 +162,7 @@ def episode(name: str, *places: str) -> Trajectory:
     )
 
 
-def test_a_recorded_task_is_dreamt_in_its_own_world() -> None:
+def test_a_recorded_task_is_simulated_with_its_own_world_sheet() -> None:
     recorded = [episode("a", "shelf 1"), episode("b", "shelf 2")]
     worlds = RecordedStarts(recorded)
     assert [task.id for task in worlds.tasks] == ["a", "b"]

@@ -1,4 +1,4 @@
-"""From somebody's chats to a dream without teaching: the guide as it says, over real HTTP; every role."""
+"""From a user's chats to a dream without fine-tuning: the guide's commands over real HTTP; every role."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_replies_that_cannot_be_read_are_reported_and_cost_nothing_else(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dream", "endpoint:nobody"], "no endpoint 'nobody'"),
+        (["--dream", "endpoint:missing"], "no endpoint 'missing'"),
         (["--base-url", "http://localhost:8000"], "--base-url belongs to --dream openai:MODEL"),
         (["--dream", "NAME", "--reward", "sheet"], "expected a grader"),
         (["--dream", "NAME", "--set", "prompted.prompt=missing.md"], "expected auto or a text file"),
@@ -181,11 +181,11 @@ def test_an_endpoint_explains_trajectories_for_an_experience_model_to_learn_from
     pytest.importorskip("torch")
     result = dreamgym(
         *("experience", "train", "--data", traces, "--env", "shop", "--annotator", server.name),
-        *("--model", "nano", "--steps", 1, "--out", "taught", "--json"),
+        *("--model", "nano", "--steps", 1, "--out", "fine_tuned", "--json"),
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["unannotated"] == 0
     assert len(server.requests) == 36
-    spent = json.loads(Path("taught/usage.json").read_text(encoding="utf-8"))
+    spent = json.loads(Path("fine_tuned/usage.json").read_text(encoding="utf-8"))
     [row] = spent["rows"]
     assert (row["stage"], row["role"], row["requests"]) == ("annotation", "annotator", 36)

@@ -37,7 +37,7 @@ WORDS = (
 )
 
 
-class ToldDream(CorridorDream):
+class ServedTextDream(CorridorDream):
     """Knows the rules, but shows the policy what the server says; no question is asked twice."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -65,7 +65,7 @@ async def practise(folder: Path, url: str) -> UsageRow:
         config.model_dump() | {"endpoints": {"near": near.model_dump(mode="json")}}
     )
     async with LanguageModels(config, folder=folder) as models:
-        dream: Any = ToldDream(models.open("endpoint:near", role="experience"))
+        dream: Any = ServedTextDream(models.open("endpoint:near", role="experience"))
         summary = await train(config, real=FACTORY, experience_model=dream)
         assert summary["ended"] == "9 steps are done"
         return models.usage.total

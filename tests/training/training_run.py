@@ -47,7 +47,7 @@ _ENDLESS = CorridorFactory(length=4, horizon=1000)
 
 
 def settings(folder: Path, *overrides: str) -> Config:
-    """A run in `folder`, of the corridors recorded beside it."""
+    """A run in `folder`, of the corridors recorded next to it."""
     named = [f'train.data=["{folder.parent / "offline"}"]', f'train.out="{folder / "run"}"']
     return load_config(overrides=[*SMALL, *named, *overrides])
 
