@@ -111,7 +111,7 @@ def test_keys_move_through_steps_and_episodes(page: Page) -> None:
 
 def test_synthetic_and_real_episodes_are_shown_side_by_side_with_their_first_difference(page: Page) -> None:
     sides = page.evaluate("['dream', 'real'].map(s => document.getElementById('head-' + s).innerText)")
-    assert "dreamt by recited" in sides[0]
+    assert "experience model recited" in sides[0]
     assert "expert after 0 updates" in sides[1]
     page.press("n")  # the dream that forgets the third step
     labels = page.evaluate("[...document.querySelectorAll('#steps .number')].map(n => n.innerText)")
