@@ -165,6 +165,29 @@ async def test_a_process_that_is_lost_while_games_are_solved_costs_a_retry(
         await factory.aclose()
 
 
+async def test_a_fork_server_that_is_closed_while_it_is_asked_leaves_the_next_one_reachable(
+    tmp_path: Path,
+) -> None:
+    """The socket of the next server has the number of the closed one, which a coroutine still waits for."""
+    factory = AlfworldFactory(AlfworldOptions(cache=tmp_path))
+    pool = factory._pool
+    await (await pool.open()).aclose()
+    server = pool._server
+    assert server is not None
+    os.kill(server._process.pid, signal.SIGSTOP)
+    asking = asyncio.create_task(pool.open())
+    await asyncio.sleep(0.2)
+    server._kill()
+    try:
+        async with asyncio.timeout(60):
+            again = await type(server).start(pool._target, pool._arguments, 60, 10)
+            await (await again.fork(asyncio.Semaphore(), asyncio.Semaphore())).aclose()
+        again.close()
+    finally:
+        asking.cancel()
+        await factory.aclose()
+
+
 async def test_a_horizon_that_no_game_fits_is_refused_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ class _ForkServer:
         self._process = process
         self._control = control
         self._control_timeout = control_timeout
+        self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self._unwanted = set[asyncio.Future[None]]()
 
@@ -224,7 +225,7 @@ class _ForkServer:
             ) from None
         except OSError as error:
             near.close()
-            self._control.close()  # not alive any more, even if the process is not reaped yet
+            self._close_control()  # not alive any more, even if the process is not reaped yet
             raise EpisodeFailedError(FailureKind.CRASHED, f"the fork server died: {error}") from None
         finally:
             far.close()
@@ -260,15 +261,23 @@ class _ForkServer:
         return bytes(parts)
 
     def close(self) -> None:
-        self._control.close()  # at the end of the stream the server ends its children and itself
+        self._close_control()  # at the end of the stream the server ends its children and itself
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self._kill()
 
+    def _close_control(self) -> None:
+        """Closing a socket that a coroutine still reads leaves its number registered in the event loop: the next
+        socket with that number would never be read."""
+        if self._control.fileno() >= 0 and not self._loop.is_closed():
+            self._loop.remove_reader(self._control.fileno())
+            self._loop.remove_writer(self._control.fileno())
+        self._control.close()
+
     def _kill(self) -> None:
         """Kill a server that hangs, with its children: without it, none of them can be ended."""
-        self._control.close()
+        self._close_control()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
