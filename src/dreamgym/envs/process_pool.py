@@ -268,7 +268,7 @@ class _ForkServer:
             self._kill()
 
     def _close_control(self) -> None:
-        """Closing a socket that a coroutine still reads leaves its number registered in the event loop: the next
+        """Closing a socket that a coroutine still reads leaves its number in the event loop: the next
         socket with that number would never be read."""
         if self._control.fileno() >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._control.fileno())
