@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -80,4 +81,7 @@ def in_a_process(folder: Path, steps: int, report: Connection) -> None:
         report.send(progress.step)
         time.sleep(0.01)
 
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where a shell started us in the background
     asyncio.run(fine_tuning(folder, steps).run(send))
