@@ -16,9 +16,9 @@ from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.envs.alfworld.goals import goal_met
 from dreamgym.envs.synthetic import EpisodeStart, SyntheticEnvironment, SyntheticFactory
 from dreamgym.errors import EpisodeFailedError, EpisodeOverError
-from dreamgym.experience.model import ReasoningExperienceModel
+from dreamgym.experience.model import ModelVerdict, ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings, reply_text, start_text
-from dreamgym.experience.rewards import ModelVerdict, SheetCheck
+from dreamgym.experience.rewards import SheetCheck
 from dreamgym.protocols import Environment, Grader
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.testing.scripted import ScriptedLanguageModel

@@ -17,7 +17,6 @@ from dreamgym.experience.reply_format import (
     prompt_facts,
     start_prompt,
 )
-from dreamgym.experience.rewards import ModelVerdict
 from dreamgym.experience.world_sheet import apply_change
 from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.single_flight import SingleFlight
@@ -33,6 +32,7 @@ from dreamgym.types import (
     State,
     Task,
     Transition,
+    Verdict,
     WorldSheet,
 )
 
@@ -40,6 +40,15 @@ _MAX_CORRECTIONS = 8
 """Of one reply; each is another request to the model."""
 _NO_REASONING = "think: \nchange:"
 """The start of a reply without reasoning, however the model was fine-tuned."""
+
+
+class ModelVerdict:
+    """The experience model's own verdict, as in the paper."""
+
+    async def verdict(
+        self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
+    ) -> Verdict:
+        return Verdict(reward=float(claimed), success=claimed, source="model")
 
 
 class ReasoningExperienceModel:

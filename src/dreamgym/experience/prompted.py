@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from dreamgym.config import PromptedConfig
 from dreamgym.errors import ConfigError, EpisodeFailedError
-from dreamgym.experience.model import make_prediction, retrieve
+from dreamgym.experience.model import ModelVerdict, make_prediction, retrieve
 from dreamgym.experience.prompt_formats import PromptContext, PromptFormat
 from dreamgym.experience.reply_format import ParsedReply
-from dreamgym.experience.rewards import ModelVerdict
 from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.structured import ask_structured
 from dreamgym.types import (

@@ -1,6 +1,6 @@
-"""Graders: the experience model's own verdict (as in the paper), another language model that must quote
-evidence, or a check of the task on the world sheet. A loop that also trains its grader learns to satisfy the
-grader."""
+"""Graders other than the experience model's own verdict (`model.ModelVerdict`): another language model that
+must quote evidence, or a check of the task on the world sheet. A loop that also trains its grader learns to
+satisfy the grader."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from dreamgym.types import CompletionRequest, FailureKind, Task, Transition, Ver
 
 _TEXT_LIMIT = 4_000
 """Characters of each state in the prompt of a judge."""
-
-
-class ModelVerdict:
-    """The experience model's own verdict, as in the paper."""
-
-    async def verdict(
-        self, task: Task, sheet: WorldSheet, transition: Transition, *, claimed: bool
-    ) -> Verdict:
-        return Verdict(reward=float(claimed), success=claimed, source="model")
 
 
 class SheetCheck:

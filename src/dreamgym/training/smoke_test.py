@@ -12,7 +12,7 @@ from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.registry import find_environment
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.rewards import ModelVerdict
+from dreamgym.experience.model import ModelVerdict
 from dreamgym.models.endpoint.capabilities import Finding
 from dreamgym.models.registry import ENDPOINT, LanguageModels
 from dreamgym.protocols import ExperienceModel
