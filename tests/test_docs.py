@@ -22,6 +22,7 @@ import pytest
 import typer.main
 
 from dreamgym.cli import app
+from dreamgym.config import Config, settings
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -173,3 +174,17 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
             check=False,
         )
         assert run.returncode == 0, f"{page}:\n{example}\n{run.stderr}"
+
+
+USES = [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
+USES += [*sorted((ROOT / "examples").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
+USES += sorted((ROOT / "src").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in settings(Config)])
+def test_a_guide_an_example_a_benchmark_or_a_preset_names_every_setting(name: str) -> None:
+    key = name.rpartition(".")[2]
+    form = re.compile(rf"\b{re.escape(name)}\b|`{key}`|\b{key}\s*=")
+    assert any(form.search(page.read_text(encoding="utf-8")) for page in USES), (
+        f"{name}: say in a guide when to set it, or remove it"
+    )

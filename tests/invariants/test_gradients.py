@@ -114,27 +114,9 @@ def free_tokens(completion: Completion) -> int:
     return sum(len(among) > 1 for among in completion.allowed)
 
 
-def steps_by_hand(group: RolloutGroup, discount: float) -> dict[tuple[int, int], float]:
-    """By member and turn: what came after it against all turns of the group in the same state (GiGPO)."""
-    to_come: dict[str, list[tuple[tuple[int, int], float]]] = {}
-    for member, trajectory in enumerate(group.trajectories):
-        rewards = [turn.outcome.reward for turn in trajectory.transitions]
-        for turn, transition in enumerate(trajectory.transitions):
-            later = sum(discount**k * reward for k, reward in enumerate(rewards[turn:]))
-            to_come.setdefault(transition.state.text, []).append(((member, turn), later))
-    found: dict[tuple[int, int], float] = {}
-    for among in to_come.values():
-        returns = np.array([later for _, later in among])
-        spread = returns.std(ddof=1) if len(returns) > 1 else 0.0
-        for place, later in among:
-            found[place] = (later - returns.mean()) / (spread + 1e-6)
-    return found
-
-
-@pytest.mark.parametrize("step_weight", [0.0, 0.7], ids=["episodes", "steps"])
 @pytest.mark.parametrize("agent", [CHOOSING, WANDERING], ids=["choices", "free"])
 async def test_grpo_has_the_gradient_of_its_formula_computed_turn_by_turn(
-    agent: AgentConfig, step_weight: float
+    agent: AgentConfig,
 ) -> None:
     groups = await recorded(agent)
     model = nano_model()
@@ -145,7 +127,6 @@ async def test_grpo_has_the_gradient_of_its_formula_computed_turn_by_turn(
         loss_normalization="token",
         clip_low=0.99,
         clip_high=9e9,
-        step_weight=step_weight,
     )
     GRPO(TrainableModel(model, watch.updating), settings).update(groups)
 
@@ -154,14 +135,12 @@ async def test_grpo_has_the_gradient_of_its_formula_computed_turn_by_turn(
     for group in groups:
         returns = np.array([trajectory.total_reward for trajectory in group.trajectories])
         advantages = (returns - returns.mean()) / (returns.std(ddof=1) + 1e-6)
-        of_step = steps_by_hand(group, settings.gamma)
         for member, trajectory in enumerate(group.trajectories):
-            for number, turn in enumerate(turns_of(trajectory)):
-                advantage = advantages[member] + step_weight * of_step[member, number]
+            for turn in turns_of(trajectory):
                 logprobs, _ = turn_by_turn(model, turn)
                 # A choice is compared with what it was before the update, free text with what was recorded.
                 before = logprobs.detach() if turn.allowed else torch.tensor(turn.logprobs)
-                loss = -(advantage * (logprobs - before).exp()).sum() / count
+                loss = -(advantages[member] * (logprobs - before).exp()).sum() / count
                 loss.backward()
     compare(watch, model)
 

@@ -135,31 +135,6 @@ async def test_a_refused_turn_becomes_unlikely_even_in_an_episode_that_succeeded
         assert wrong not in [t.transitions[0].action for t in again[task].trajectories]
 
 
-def repeating(group: RolloutGroup, member: int) -> RolloutGroup:
-    """All members reach a new state, but this one stays in its state."""
-    made = []
-    for number, trajectory in enumerate(group.trajectories):
-        (turn,) = trajectory.transitions
-        state = trajectory.start if number == member else State(text=f"Room {number}.")
-        turn = replace(turn, outcome=replace(turn.outcome, next_state=state))
-        made.append(replace(trajectory, transitions=(turn,)))
-    return replace(group, trajectories=tuple(made))
-
-
-async def test_a_turn_that_leads_back_becomes_unlikely_and_one_that_leads_on_likelier() -> None:
-    model = nano_model()
-    groups = [repeating(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
-    chosen = different_actions(groups)
-    assert chosen
-    learner = GRPO(TrainableModel(model), learning_rate=3e-3, epochs=3, repeat_penalty=3.0)
-    for _ in range(10):
-        learner.update(groups)
-    again = {group.task.id: group for group in await groups_of(model)}
-    for task, (back, on) in chosen.items():
-        said = [t.transitions[0].action for t in again[task].trajectories]
-        assert said.count(on) > said.count(back)
-
-
 async def test_a_penalty_on_every_turn_changes_nothing() -> None:
     groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
     everybody = [refused(refused(group, 0), 1) for group in groups]

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dreamgym.rl.losses import (
-    advantage_scale,
-    discounted_returns,
-    group_advantages,
-    step_advantages,
-    zero_std,
-)
+from dreamgym.rl.losses import advantage_scale, group_advantages, zero_std
 from dreamgym.rl.packing import pack
 from dreamgym.rl.policy_gradient import PolicyGradient, TrainingBatch, group_returns
 from dreamgym.types import RolloutGroup
@@ -22,8 +16,7 @@ from dreamgym.types import RolloutGroup
 class GRPO(PolicyGradient):
     """All tokens of a trajectory share the advantage of its return in its group.
 
-    A turn adds its step advantage (`step_weight`) and the group's mean penalty less its own. Groups whose
-    returns are all equal are skipped.
+    A turn adds the group's mean penalty less its own. Groups whose returns are all equal are skipped.
 
     Example::
 
@@ -61,16 +54,8 @@ class GRPO(PolicyGradient):
 
     def _turn_advantages(self, group: RolloutGroup) -> Tensor:
         """`(turns,)`: what each turn adds to its trajectory's advantage, on the same scale."""
-        config = self.config
         penalties = torch.tensor([lost for each in group.trajectories for lost in self._penalties(each)])
         advantages = penalties.mean() - penalties
-        if config.scale_by_std:
+        if self.config.scale_by_std:
             advantages = advantages / advantage_scale(group_returns(group))
-        if config.step_weight:
-            turns = [turn for each in group.trajectories for turn in each.transitions]
-            rewards = ([turn.outcome.reward for turn in each.transitions] for each in group.trajectories)
-            returns = [each for of in rewards for each in discounted_returns(of, config.gamma)]
-            advantages = advantages + config.step_weight * step_advantages(
-                [turn.state.text for turn in turns], torch.tensor(returns), scale_by_std=config.scale_by_std
-            )
         return advantages

@@ -6,8 +6,7 @@ so that micro-batches add up to the gradient of the whole batch. `docs/paper.md`
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -38,40 +37,6 @@ def group_advantages(returns: Tensor, *, scale_by_std: bool = True) -> Tensor:
 def advantage_scale(returns: Tensor) -> Tensor:
     """The standard deviation of a group, never 0."""
     return returns.std() + _TINY
-
-
-def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:
-    """The discounted return from each turn of one episode on, its own reward included.
-
-    >>> discounted_returns([0.0, 0.0, 1.0], 0.5)
-    [0.25, 0.5, 1.0]
-    """
-    found, running = list[float](), 0.0
-    for reward in reversed(rewards):
-        running = reward + gamma * running
-        found.append(running)
-    return found[::-1]
-
-
-def step_advantages(states: Sequence[Hashable], returns: Tensor, *, scale_by_std: bool = True) -> Tensor:
-    """Advantages among the turns of a group that start in the same state (GiGPO), `(turns,)`.
-
-    Args:
-        states: the state of each turn of a rollout group.
-        returns: discounted, from each turn on. A state that occurs once gives 0.
-
-    >>> at = ["door", "hall", "door", "door"]
-    >>> step_advantages(at, torch.tensor([1.0, 0.5, 0.0, 0.5]), scale_by_std=False).tolist()
-    [0.5, 0.0, -0.5, 0.0]
-    """
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, state in enumerate(states):
-        places[state].append(place)
-    found = torch.zeros_like(returns)
-    for among in places.values():
-        if len(among) > 1 and not zero_std(returns[among]):
-            found[among] = group_advantages(returns[among], scale_by_std=scale_by_std)
-    return found
 
 
 def weigh_negative(advantages: Tensor, weight: float) -> Tensor:

@@ -106,14 +106,11 @@ class PolicyGradient(ABC):
         return None
 
     def _penalties(self, trajectory: Trajectory) -> list[float]:
-        """Per turn, for being refused or for returning to an earlier state of the episode."""
-        config, seen, penalties = self.config, {trajectory.start.text}, list[float]()
-        for turn in trajectory.transitions:
-            text = turn.outcome.next_state.text
-            repeated = config.repeat_penalty if text in seen else 0.0
-            penalties.append(config.refusal_penalty if text in self._refusals else repeated)
-            seen.add(text)
-        return penalties
+        """Per turn, for being refused."""
+        return [
+            self.config.refusal_penalty * (turn.outcome.next_state.text in self._refusals)
+            for turn in trajectory.transitions
+        ]
 
     def _train(self, batch: TrainingBatch) -> dict[str, float]:
         config, packed = self.config, batch.packed
