@@ -34,7 +34,7 @@ from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.experience.dataset import Example, examples
 from dreamgym.experience.reply_format import PromptSettings
-from dreamgym.models.local.tokenization import TextCodec
+from dreamgym.models.local.tokens import TextCodec
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.rl.optimizers import TrainableModel
 from dreamgym.rl.packing import pack_replies

@@ -29,9 +29,9 @@ import torch
 
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
+from dreamgym.models.local.fast_forward import PackedBackend, PackedForward
 from dreamgym.models.local.kv_cache import Step
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.local.packed_batch import PackedBackend, PackedForward
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.types import CompletionRequest
 
@@ -190,7 +190,7 @@ def play_ours(model: Any, tokenizer: Any, scripts: list[Script]) -> tuple[Played
         await language_model.aclose()
         return texts
 
-    for worker in language_model._workers.all:
+    for worker in language_model._workers:
         backend = worker.scheduler._backend
         assert isinstance(backend, PackedBackend)
         backend.forward = RecordingForward(backend.forward)

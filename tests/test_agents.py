@@ -20,7 +20,7 @@ from dreamgym.agents import (
 from dreamgym.config import AgentConfig, validate
 from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.local.tokenization import TextCodec
+from dreamgym.models.local.tokens import TextCodec
 from dreamgym.protocols import Policy
 from dreamgym.rollouts import run_episode
 from dreamgym.structured import one_line

@@ -145,7 +145,7 @@ def _state_lines(state: State, config: AgentConfig, *, current: bool) -> Iterato
 
 
 class Codec(Protocol):
-    """Text to tokens, as the model's own engine does it (`models.local.tokenization.TextCodec`)."""
+    """Text to tokens, as the model's own engine does it (`models.local.tokens.TextCodec`)."""
 
     def start(self, text: str) -> list[int]: ...
 

@@ -162,8 +162,8 @@ async def test_eviction_costs_recomputation_and_nothing_else() -> None:
     assert texts[0] == texts[1] == texts[2]
     assert roomy.stats.reused_tokens > tight.stats.reused_tokens >= 0
     assert none.stats.reused_tokens == 0
-    assert 0 < tight._workers.all[0].scheduler.prefix_cache.size <= 20_000
-    assert len(none._workers.all[0].scheduler.prefix_cache) == 0
+    assert 0 < tight._workers[0].scheduler.prefix_cache.size <= 20_000
+    assert len(none._workers[0].scheduler.prefix_cache) == 0
     await asyncio.gather(roomy.aclose(), tight.aclose(), none.aclose())
 
 
@@ -177,7 +177,7 @@ async def test_a_small_batch_serves_everybody_in_the_end() -> None:
 async def test_two_lanes_say_what_one_says_and_share_the_work() -> None:
     one, two = opened(workers=1), opened(workers=2)
     assert await play(one, episodes=80, turns=2) == await play(two, episodes=80, turns=2)
-    done = [worker.scheduler.stats.requests for worker in two._workers.all]
+    done = [worker.scheduler.stats.requests for worker in two._workers]
     assert done == [80, 80]
     assert one.stats.requests == two.stats.requests == 160
     assert one.stats.reused_tokens == two.stats.reused_tokens > 0
@@ -187,13 +187,13 @@ async def test_two_lanes_say_what_one_says_and_share_the_work() -> None:
 async def test_a_second_lane_waits_until_the_first_has_enough() -> None:
     language_model = opened(workers=2)
     await play(language_model, episodes=12)
-    assert [worker.conversations for worker in language_model._workers.all] == [12, 0]
+    assert [worker.conversations for worker in language_model._workers] == [12, 0]
     for number in range(12):
         language_model.forget(str(number))
-    assert [worker.conversations for worker in language_model._workers.all] == [0, 0]
+    assert [worker.conversations for worker in language_model._workers] == [0, 0]
     await asyncio.gather(*(language_model.complete(ask(seed=seed)) for seed in range(40)))
-    assert all(worker.scheduler.stats.requests for worker in language_model._workers.all)
-    assert [worker.running for worker in language_model._workers.all] == [0, 0]
+    assert all(worker.scheduler.stats.requests for worker in language_model._workers)
+    assert [worker.running for worker in language_model._workers] == [0, 0]
     await language_model.aclose()
 
 
@@ -218,8 +218,8 @@ async def test_a_forgotten_conversation_frees_its_memory() -> None:
         language_model.forget(str(number))
     language_model.forget("never heard of")
     await language_model.complete(ask())
-    assert language_model._workers.all[0].scheduler.prefix_cache.size == 0
-    assert not language_model._workers.all[0].scheduler.histories._turns
+    assert language_model._workers[0].scheduler.prefix_cache.size == 0
+    assert not language_model._workers[0].scheduler.histories._turns
     await language_model.aclose()
 
 
@@ -243,8 +243,8 @@ async def test_a_cancelled_request_disturbs_no_other_request() -> None:
     impatient[2].cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await impatient[2]
-    await until(lambda: not language_model._workers.all[0]._working)
-    assert language_model._workers.all[0].scheduler.idle
+    await until(lambda: not language_model._workers[0]._working)
+    assert language_model._workers[0].scheduler.idle
     assert language_model.stats.sampled_tokens < 6 * 100 + 3 * 900
     await asyncio.gather(calm.aclose(), language_model.aclose())
 
@@ -307,7 +307,7 @@ async def test_a_failing_pass_fails_only_those_concerned(kind: type[torch.nn.Emb
 async def test_a_batch_that_is_too_much_is_made_smaller() -> None:
     model = with_embedding(Stumbling)
     language_model = opened(model)
-    language_model._workers.all[0].scheduler._backend.forward._copy.model.embed_tokens.most = 40  # type: ignore[attr-defined]
+    language_model._workers[0].scheduler._backend.forward._copy.model.embed_tokens.most = 40  # type: ignore[attr-defined]
     choices = ("look", "inventory")
     requests = [ask(prompt_token_ids=tuple(range(260, 270)), choices=choices, seed=s) for s in range(20)]
     answers = await asyncio.gather(*map(language_model.complete, requests))
@@ -353,8 +353,8 @@ async def test_the_threads_of_the_model_are_not_those_of_its_owner() -> None:
     language_model = opened(threads=2)
     before = torch.get_num_threads()
     await language_model.complete(ask())
-    assert language_model._workers.all[0].executor is not None
-    assert language_model._workers.all[0].executor.submit(torch.get_num_threads).result() == 2
+    assert language_model._workers[0].executor is not None
+    assert language_model._workers[0].executor.submit(torch.get_num_threads).result() == 2
     assert torch.get_num_threads() == before
     await language_model.aclose()
 

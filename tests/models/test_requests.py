@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.local.sampling import SamplingParams, sample_tokens, uniforms
+from dreamgym.models.local.tokens import SamplingParams, sample_tokens, uniforms
 from dreamgym.types import CompletionRequest, FailureKind
 from tests.models import small_models
 
@@ -105,7 +105,7 @@ async def test_text_ends_before_the_stop_string_and_tokens_keep_it(
 async def test_a_stop_character_made_of_several_tokens_is_noticed(language_model: LocalLanguageModel) -> None:
     heart = small_models.tokenizer()("♥", add_special_tokens=False).input_ids
     assert len(heart) == 3
-    assert set(heart) <= language_model._workers.all[0].scheduler._codec.watched(("♥",))
+    assert set(heart) <= language_model._workers[0].scheduler._codec.watched(("♥",))
 
 
 async def test_a_completion_ends_with_the_closing_token_or_at_its_limit(

@@ -10,7 +10,7 @@ import torch
 from dreamgym.agents import LanguageModelPolicy, next_prompt_tokens
 from dreamgym.config import AgentConfig
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.local.tokenization import TextCodec
+from dreamgym.models.local.tokens import TextCodec
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
 from dreamgym.rl.packing import NextPrompt

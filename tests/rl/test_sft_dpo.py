@@ -13,7 +13,7 @@ from dreamgym.agents import tokenize
 from dreamgym.config import AgentConfig
 from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.local.tokenization import TextCodec
+from dreamgym.models.local.tokens import TextCodec
 from dreamgym.rl.dpo import DPO, preference_pairs
 from dreamgym.rl.optimizers import TrainableModel
 from dreamgym.rl.packing import pack_replies

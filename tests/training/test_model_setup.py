@@ -28,7 +28,7 @@ from dreamgym.envs.alfworld.annotator import AGENT, HouseholdAnnotator
 from dreamgym.errors import ConfigError
 from dreamgym.experience.dataset import Example
 from dreamgym.models.local.language_model import LocalLanguageModel
-from dreamgym.models.local.tokenization import TextCodec
+from dreamgym.models.local.tokens import TextCodec
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.rl.logprobs import LogProbModel
 from dreamgym.rl.packing import PackedSequence

@@ -58,7 +58,7 @@ class Agent:
     ) -> None:
         """`model` is a transformers causal LM; its tokenizer needs an end token."""
         from dreamgym.models.local.language_model import LocalLanguageModel
-        from dreamgym.models.local.tokenization import TextCodec
+        from dreamgym.models.local.tokens import TextCodec
 
         self.model = model
         self.tokenizer = tokenizer

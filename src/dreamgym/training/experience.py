@@ -69,7 +69,7 @@ def _written(trajectories: Sequence[Trajectory], folder: Path) -> list[Path]:
 def _fine_tuning(
     config: Config, training: Sequence[Example], validation: Sequence[Example], folder: Path
 ) -> FineTuning:
-    from dreamgym.models.local.tokenization import TextCodec
+    from dreamgym.models.local.tokens import TextCodec
 
     settings, spec = config.experience, known_environment(config.environment.name)
     names = spec.exchangeable if spec is not None else ()

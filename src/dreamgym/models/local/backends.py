@@ -14,16 +14,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dreamgym.models.local.fast_forward import FastForward
+from dreamgym.models.local.fast_forward import FastForward, PackedBackend, PackedForward
 from dreamgym.models.local.hf_forward import HFForward, shared_copy
 from dreamgym.models.local.kv_cache import CachedPrefix
-from dreamgym.models.local.packed_batch import PackedBackend, PackedForward
 
 logger = logging.getLogger("dreamgym.models")
 
 
 class Backend(Protocol):
-    """What the scheduler needs; `packed_batch.PackedBackend` documents each method."""
+    """What the scheduler needs; `fast_forward.PackedBackend` documents each method."""
 
     device: torch.device
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from dreamgym.models.local.language_model import LocalLanguageModel, with_system
-from dreamgym.models.local.tokenization import TextCodec
+from dreamgym.models.local.tokens import TextCodec
 from dreamgym.protocols import LanguageModel
 from dreamgym.types import Completion, CompletionRequest
 

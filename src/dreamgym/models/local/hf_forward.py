@@ -24,7 +24,7 @@ class HFForwardUnsupportedError(Exception):
 
 
 class HFForward:
-    """Implements `packed_batch.PackedForward`; the caller checks it against the model."""
+    """Implements `fast_forward.PackedForward`; the caller checks it against the model."""
 
     def __init__(self, model: Any) -> None:
         """

@@ -160,7 +160,7 @@ class CachedPrefix:
 class PrefixCache:
     """Cached prefixes by conversation, within a memory limit; the least recently used are evicted.
 
-    An eviction costs a recomputation and nothing else: tokens are kept in `tokenization.TokenHistory`.
+    An eviction costs a recomputation and nothing else: tokens are kept in `tokens.TokenHistory`.
     """
 
     def __init__(self, limit: int) -> None:

@@ -2,14 +2,20 @@
 
 Coroutines await single completions; worker threads compute them in batches and leave the event loop free. The
 model uses the given weights, not a copy: after an optimizer step the next completion comes from the new ones.
+
+A step of a small model is a sequence of short operations with Python between them. More threads per operation
+do not help; a second worker does. Each worker has its own conversations; workers share only the weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +23,10 @@ from typing import Any
 import torch
 
 from dreamgym.config import HF_PREFIX
-from dreamgym.errors import ConfigError, EpisodeFailedError
+from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.models.local.backends import Backend, choose_backend
-from dreamgym.models.local.scheduler import PendingRequest, Scheduler, SchedulerStats
-from dreamgym.models.local.tokenization import TextCodec
-from dreamgym.models.local.worker import Worker, Workers
+from dreamgym.models.local.scheduler import Finished, PendingRequest, Scheduler, SchedulerStats
+from dreamgym.models.local.tokens import TextCodec
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
 _UNLIMITED_POSITIONS = 8192
@@ -30,6 +35,107 @@ _SMALL_MODEL_PARAMETERS = 16_000_000
 _PROBES = 8
 _CONVERSATIONS_PER_WORKER = 32
 """Conversations that fill one worker: with fewer, two workers are slower than one."""
+
+
+class Worker:
+    """One scheduler and the thread that runs it, fed from any event loop."""
+
+    def __init__(self, scheduler: Scheduler, *, threads: int, restart: Callable[[Scheduler], None]) -> None:
+        """
+        Args:
+            threads: of one matrix product.
+            restart: called before the next step once weights have changed.
+        """
+        self.scheduler = scheduler
+        self.inbox: deque[PendingRequest | Callable[[], None]] = deque()
+        """Requests, and functions to call between two steps. After adding one, `wake` the worker."""
+        self.conversations = 0
+        """Conversations assigned to this worker."""
+        self.running = 0
+        self.stale = False
+        """Weights have changed: clear caches before the next step."""
+        self.executor: ThreadPoolExecutor | None = None
+        self._threads = threads
+        self._restart = restart
+        self._lock = threading.Lock()
+        self._weights = threading.Lock()
+        self._working = False
+        self._closed = False
+
+    def call(self, message: Callable[[], None]) -> None:
+        """Run a function in the worker's thread between two steps."""
+        if not self._closed:
+            self.inbox.append(message)
+            self.wake()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Block steps inside the context; clear caches afterwards."""
+        with self._weights:
+            yield
+            self.stale = True
+
+    async def aclose(self) -> None:
+        self.call(lambda: None)
+        self._closed = True
+        if self.executor is not None:
+            await asyncio.to_thread(self.executor.shutdown)
+
+    def wake(self) -> None:
+        with self._lock:
+            if self._working or not self.inbox:
+                return
+            if self.executor is None:
+                # torch.set_num_threads is per thread: the event loop's thread keeps its own setting.
+                self.executor = ThreadPoolExecutor(
+                    1, "dreamgym-model", initializer=torch.set_num_threads, initargs=(self._threads,)
+                )
+            self._working = True
+        self.executor.submit(self._work)
+
+    def _work(self) -> None:
+        """In the worker's thread: run until no request is left."""
+        while True:
+            while self.inbox:
+                item = self.inbox.popleft()
+                if isinstance(item, PendingRequest):
+                    self.scheduler.submit(item)
+                else:
+                    item()
+            if self._closed:
+                closed = EpisodeFailedError(FailureKind.SERVER_DOWN, "the model was closed")
+                _deliver(self.scheduler.fail_all(closed))
+            with self._lock:
+                if self.scheduler.idle and not self.inbox:
+                    self._working = False
+                    return
+            try:
+                with self._weights:
+                    if self.stale:
+                        self._restart(self.scheduler)
+                        self.stale = False
+                    finished = self.scheduler.step()
+            except Exception as error:  # a bug here must not leave callers waiting
+                broken = EpisodeFailedError(FailureKind.CRASHED, f"{type(error).__name__}: {error}")
+                finished = self.scheduler.fail_all(broken)
+            _deliver(finished)
+
+
+def _deliver(finished: Sequence[Finished]) -> None:
+    for loop in {pending.waiter.get_loop() for pending, _ in finished}:
+        with suppress(RuntimeError):  # the loop is closed: its callers are gone
+            loop.call_soon_threadsafe(_settle, loop, finished)
+
+
+def _settle(loop: asyncio.AbstractEventLoop, finished: Sequence[Finished]) -> None:
+    for pending, answer in finished:
+        future = pending.waiter
+        if future.get_loop() is not loop or future.done():
+            continue
+        if isinstance(answer, DreamGymError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
 
 
 class LocalLanguageModel:
@@ -106,7 +212,8 @@ class LocalLanguageModel:
             worker(choose_backend(model, only=self.backend)[1], copy.deepcopy(tokenizer))
             for _ in range(count - 1)
         ]
-        self._workers = Workers([worker(chosen, tokenizer), *more], enough=_CONVERSATIONS_PER_WORKER)
+        self._workers = (worker(chosen, tokenizer), *more)
+        self._worker_of: dict[str, Worker] = {}
         self._closed = False
 
     @classmethod
@@ -147,7 +254,7 @@ class LocalLanguageModel:
     @property
     def stats(self) -> SchedulerStats:
         """Summed over all workers."""
-        stats = [worker.scheduler.stats for worker in self._workers.all]
+        stats = [worker.scheduler.stats for worker in self._workers]
         names = [field.name for field in fields(SchedulerStats)]
         return SchedulerStats(**{name: sum(getattr(each, name) for each in stats) for name in names})
 
@@ -162,10 +269,10 @@ class LocalLanguageModel:
         loop = asyncio.get_running_loop()
         pending = PendingRequest(with_system(request))
         pending.waiter = loop.create_future()
-        worker = self._workers.of(request.conversation)
-        worker.put(pending)
+        worker = self._choose_worker(request.conversation)
+        worker.inbox.append(pending)
         worker.running += 1
-        loop.call_soon(worker.wake)
+        loop.call_soon(worker.wake)  # so that requests of one loop iteration share a step
         try:
             return await pending.waiter  # type: ignore[no-any-return]
         finally:
@@ -174,28 +281,44 @@ class LocalLanguageModel:
 
     def forget(self, conversation: str) -> None:
         """Free the caches of a conversation that is over."""
-        self._workers.forget(conversation)
+        worker = self._worker_of.pop(conversation, None)
+        if worker is not None:
+            worker.conversations -= 1
+            worker.call(lambda: worker.scheduler.forget(conversation))
 
     def weights_changed(self) -> None:
         """Clear the caches after parameters or modules were replaced (adapters).
 
         Optimizer steps are detected without this.
         """
-        for worker in self._workers.all:
-            worker.mark_stale()
+        for worker in self._workers:
+            worker.stale = True
 
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Change weights between two steps while requests are running; caches are cleared afterwards."""
         with ExitStack() as stack:
-            for worker in self._workers.all:
+            for worker in self._workers:
                 stack.enter_context(worker.held())
             yield
 
     async def aclose(self) -> None:
         """Stop the workers; waiting requests get an error. May be called twice."""
         self._closed = True
-        await asyncio.gather(*(worker.aclose() for worker in self._workers.all))
+        await asyncio.gather(*(worker.aclose() for worker in self._workers))
+
+    def _choose_worker(self, conversation: str | None) -> Worker:
+        """Known conversations stay; new ones go to the worker with the fewest, once the first is full."""
+        if conversation is None:
+            return self._least_loaded([worker.running for worker in self._workers])
+        if conversation not in self._worker_of:
+            worker = self._least_loaded([worker.conversations for worker in self._workers])
+            worker.conversations += 1
+            self._worker_of[conversation] = worker
+        return self._worker_of[conversation]
+
+    def _least_loaded(self, loads: list[int]) -> Worker:
+        return self._workers[0 if loads[0] < _CONVERSATIONS_PER_WORKER else loads.index(min(loads))]
 
     def _check(self, request: CompletionRequest) -> None:
         ids = request.prompt_token_ids

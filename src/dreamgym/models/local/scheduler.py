@@ -19,8 +19,14 @@ from torch import Tensor
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.models.local.backends import Backend
 from dreamgym.models.local.kv_cache import PrefixCache
-from dreamgym.models.local.sampling import SamplingParams, TrieNode, build_trie, sample_tokens
-from dreamgym.models.local.tokenization import TextCodec, TokenHistory
+from dreamgym.models.local.tokens import (
+    SamplingParams,
+    TextCodec,
+    TokenHistory,
+    TrieNode,
+    build_trie,
+    sample_tokens,
+)
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
 _NEW_TOKENS_PER_STEP = 4096

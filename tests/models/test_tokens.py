@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym.models.local.tokenization import TextCodec, TokenHistory
+from dreamgym.models.local.tokens import TextCodec, TokenHistory
 from tests.models import small_models
 
 PROMPT = "You see a fridge 1.\n>"
