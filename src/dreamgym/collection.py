@@ -17,6 +17,7 @@ from typing import Any
 
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.envs.references import short_name
 from dreamgym.envs.scripted_policies import make_policy, resolve_policy
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import write_text
@@ -64,7 +65,7 @@ def trajectory_id(environment: str, split: str, seed: int, episode: int, policy:
     ('alfworld-train-0-000007', 'alfworld-train-0-random-000007')
     """
     by = "" if policy == "mix" else f"{policy}-"
-    return f"{environment}-{split}-{seed}-{by}{episode:06d}"
+    return f"{short_name(environment)}-{split}-{seed}-{by}{episode:06d}"
 
 
 async def collect(

@@ -17,7 +17,7 @@ from dreamgym.envs.registry import open_environment
 
 @console.command
 def collect_command(
-    env: Annotated[str | None, typer.Option(help="environment, see `dreamgym envs list`")] = None,
+    env: Annotated[str | None, typer.Option(help="name (`dreamgym envs list`) or FILE.py:CLASS")] = None,
     policy: Annotated[
         str | None,
         typer.Option(

@@ -16,7 +16,9 @@ from dreamgym.testing.env_checker import CHECKS
 
 app = typer.Typer(no_args_is_help=True, help="Real environments: list, describe, check.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="An environment, see `dreamgym envs list`.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="A name of `dreamgym envs list`, or FILE.py:CLASS.")
+]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the environment, e.g. --set horizon=20"),

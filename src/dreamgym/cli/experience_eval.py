@@ -26,7 +26,7 @@ from dreamgym.cli.experience_models import (
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.config import CollectConfig, Config, nearest_name
 from dreamgym.data.datasets import dataset_path
-from dreamgym.envs.registry import environment_names, find_environment
+from dreamgym.envs.registry import environment_names, find_environment, is_known
 from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import evaluation_split
 from dreamgym.evaluation.experience import evaluate_experience
@@ -161,7 +161,7 @@ def _record(run: Path, config: Config, episodes: int, split: str | None) -> Path
 
 
 def _no_data(name: str) -> str:
-    if name in environment_names():
+    if is_known(name):
         return "--held-out selects from given trajectories: add --data"
     missing = f"environment {name!r} is not installed{nearest_name(name, environment_names())}"
     return f"{missing}; or give real trajectories of it (--data)"

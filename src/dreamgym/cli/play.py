@@ -32,7 +32,7 @@ from dreamgym.training.experience_run import known_environment
 
 @console.command
 def play_command(
-    env: Annotated[str | None, typer.Option(help="environment, see `dreamgym envs list`")] = None,
+    env: Annotated[str | None, typer.Option(help="name (`dreamgym envs list`) or FILE.py:CLASS")] = None,
     task: Annotated[
         str, typer.Option(metavar="N|ID", help="position of a task in the split, or its id")
     ] = "0",

@@ -28,7 +28,9 @@ def train_command(
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option(help="Environment, see `dreamgym envs list`; by default the experience run's own."),
+        typer.Option(
+            help="Name (`dreamgym envs list`) or FILE.py:CLASS; by default the experience run's own."
+        ),
     ] = None,
     experience: Annotated[
         str | None,

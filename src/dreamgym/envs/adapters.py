@@ -24,10 +24,12 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dreamgym.config import nearest_name
 from dreamgym.envs.episode import Episode, check_expert, check_split, select_tasks
+from dreamgym.envs.references import short_name
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError, EpisodeOverError
 from dreamgym.protocols import Environment
 from dreamgym.seeding import derive_seed
@@ -123,7 +125,9 @@ class ObjectFactory:
         by_split = listed if isinstance(listed, Mapping) else {"train": listed}
         return {
             split: [
-                each if isinstance(each, Task) else self._task(each, split, number)
+                replace(each, environment=self.name)
+                if isinstance(each, Task)
+                else self._task(each, split, number)
                 for number, each in enumerate(tasks)
             ]
             for split, tasks in by_split.items()
@@ -133,7 +137,7 @@ class ObjectFactory:
         # Seeds of different splits never coincide.
         seed = number if split == "train" else derive_seed(split, number) >> 32
         return Task(
-            id=f"{self.name}-{split}-{number}",
+            id=f"{short_name(self.name)}-{split}-{number}",
             instruction=instruction,
             environment=self.name,
             split=split,

@@ -22,6 +22,7 @@ from pydantic import ConfigDict
 
 from dreamgym.config import Section, nearest_name, validate
 from dreamgym.envs.adapters import ObjectFactory, is_factory
+from dreamgym.envs.references import is_reference, load_reference
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.types import State, Task, Transition, WorldSheet
@@ -183,7 +184,25 @@ def find_environment(name: str) -> EnvironmentSpec:
         if not isinstance(spec, EnvironmentSpec):
             raise ConfigError(f"entry point {entry.value!r}: expected an EnvironmentSpec, got {spec!r}")
         return spec
+    if is_reference(name):
+        return register(_referenced(name))
     raise ConfigError(f"unknown environment {name!r}{nearest_name(name, environment_names())}")
+
+
+def _referenced(name: str) -> EnvironmentSpec:
+    """An environment by reference keeps the reference as its name: other processes find it by that."""
+    found = load_reference(name)
+    if isinstance(found, EnvironmentSpec) or is_factory(found):
+        raise ConfigError(
+            f"environment {name!r}: expected a class or function with start and step, got "
+            f"{type(found).__name__}; an EnvironmentSpec needs an entry point, a factory goes to dreamgym.make"
+        )
+    return as_environment(found, name=name)
+
+
+def is_known(name: str) -> bool:
+    """Whether an environment of this name can be found, perhaps with an extra installed."""
+    return name in environment_names() or is_reference(name)
 
 
 def environment_horizon(spec: EnvironmentSpec | None, options: Mapping[str, Any]) -> int | None:

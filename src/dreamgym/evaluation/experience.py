@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from dreamgym.config import Config, Part
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.envs.registry import environment_names, open_environment
+from dreamgym.envs.registry import is_known, open_environment
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.evaluation.fidelity import Fidelity, OnStage, measure_fidelity, save_fidelity
 from dreamgym.experience.dataset import held_out
@@ -181,7 +181,7 @@ def _real_environment(config: Config, log: Log) -> EnvironmentFactory | None:
     """None, with a message, where it is not installed."""
     name = config.environment.name
     problem = f"environment {name!r} is not installed"
-    if name in environment_names():
+    if is_known(name):
         try:
             return open_environment(name, config.environment.options)
         except MissingExtraError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config
+from dreamgym.envs.references import short_name
 from dreamgym.envs.registry import open_environment
 from dreamgym.evaluation.evaluate import Comparison, Evaluation, compare, evaluate, evaluation_split
 from dreamgym.evaluation.sim_real_gap import dream_success, gap_warning
@@ -144,7 +145,7 @@ def _trajectories(
     run, step = parse_policy_name(policy)
     conditions = [step, config.environment.model_dump(mode="json"), split, seed, temperature]
     digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:8]
-    return run / DIRECTORY / f"{config.environment.name}-{split}-{seed}-step-{step}-{digest}"
+    return run / DIRECTORY / f"{short_name(config.environment.name)}-{split}-{seed}-step-{step}-{digest}"
 
 
 def _unfinished(name: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from dreamgym.config import Config, EnvironmentConfig, ExperienceConfig, Section, validate
 from dreamgym.data.datasets import PREFIX as BUILTIN
 from dreamgym.data.datasets import builtin_dataset
-from dreamgym.envs.registry import EnvironmentSpec, environment_horizon, environment_names, find_environment
+from dreamgym.envs.registry import EnvironmentSpec, environment_horizon, find_environment, is_known
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import atomic_write
 from dreamgym.models.registry import names_language_model
@@ -168,7 +168,7 @@ def _differing(
 
 def known_environment(name: str) -> EnvironmentSpec | None:
     """None for an environment that is not installed: only its trajectories are known."""
-    return find_environment(name) if name in environment_names() else None
+    return find_environment(name) if is_known(name) else None
 
 
 def environment_of_data(name: str, trajectories: Iterable[Trajectory]) -> EnvironmentSpec | None:

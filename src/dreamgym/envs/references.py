@@ -1,0 +1,81 @@
+"""Environments by reference: ``file.py:Class`` or ``package.module:Class``, without an entry point."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from dreamgym.config import nearest_name
+from dreamgym.errors import ConfigError
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name says where an environment is.
+
+    >>> is_reference("shop/vending.py:Vending"), is_reference("vending")
+    (True, False)
+    """
+    return ":" in name
+
+
+def short_name(name: str) -> str:
+    """The name of an environment in ids and file names.
+
+    >>> short_name("shop/vending.py:Vending"), short_name("textworld")
+    ('vending', 'textworld')
+    """
+    return name.rpartition(":")[2].lower() if is_reference(name) else name
+
+
+def load_reference(name: str) -> object:
+    """The class or function that a reference names.
+
+    Raises:
+        ConfigError: there is no such file, module or class, or it cannot be imported.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute.isidentifier():
+        raise ConfigError(f"environment {name!r}: expected FILE.py:CLASS or MODULE:CLASS")
+    is_file = place.endswith(".py")
+    if is_file and not Path(place).is_file():
+        raise ConfigError(f"environment {name!r}: there is no file {place!r} in {Path.cwd()}")
+    try:
+        module = _from_file(Path(place).resolve()) if is_file else _from_module(place)
+    except Exception as error:
+        raise ConfigError(
+            f"environment {name!r}: importing {place!r} raised {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, attribute):
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise ConfigError(
+            f"environment {name!r}: {place!r} defines no {attribute!r}{nearest_name(attribute, known)}"
+        )
+    return getattr(module, attribute)
+
+
+def _from_module(place: str) -> ModuleType:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # as for `python -m`
+    return importlib.import_module(place)
+
+
+def _from_file(path: Path) -> ModuleType:
+    name = f"{path.stem}@{path}"  # a file may have the name of an installed module
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    if (folder := str(path.parent)) not in sys.path:
+        sys.path.append(folder)  # as for `python file.py`
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
