@@ -93,7 +93,8 @@ def evaluate(
     """Measure fidelity: single predictions, closed loop, and successes in the dream replayed in reality.
 
     Writes fidelity.json, fidelity.md and drift.svg into the directory of the results;
-    docs/guides/fidelity.md explains each number. With --no-PART prompts leave that part out, and so do the
+    docs/guides/fidelity.md explains each number. The worst kinds of action and of state are named, each with
+    an example and what to do (`worst` in the JSON). With --no-PART prompts leave that part out, and so do the
     file names: fidelity-no-history.json. The experience.* settings are those of the run; the prompted.*
     settings are those of a language model. Without an installed environment dream → real is skipped.
 

@@ -11,10 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from dreamgym.config import Config, Part
+from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.registry import is_known, open_environment
-from dreamgym.errors import ConfigError, MissingExtraError
+from dreamgym.errors import ConfigError, DataError, MissingExtraError
 from dreamgym.evaluation.fidelity import Fidelity, OnStage, measure_fidelity, save_fidelity
+from dreamgym.evaluation.worst import AdviceSettings
 from dreamgym.experience.dataset import held_out
 from dreamgym.experience.rubric_judge import RubricJudge
 from dreamgym.models.registry import names_language_model
@@ -32,6 +34,8 @@ from dreamgym.training.experience_run import ExperienceRun, environment_of_data,
 from dreamgym.types import Trajectory
 
 Log: TypeAlias = Callable[[str], None]
+_OF_EXPERT = ("expert", "noisy", "clumsy", "careless")
+"""Policies of an environment that has an expert."""
 
 
 def evaluate_experience(
@@ -81,13 +85,54 @@ def evaluate_experience(
             log=log,
         ) as loaded,
     ):
-        fidelity = runner.run(_measure(loaded, annotator, found, config, judge, on_stage, log))
+        advice = advice_settings(loaded.run, config, others or _learnt_from(name), prompted=loaded.prompted)
+        fidelity = runner.run(_measure(loaded, annotator, found, config, judge, on_stage, advice, log))
         how: dict[str, Any] = {"reward": loaded.grader, "without": list(without), "seed": config.seed}
     how |= {"tasks": len({each.task.id for each in found}), "annotator": annotator.name}
     how |= {"data": list(map(str, data)), "held_out": only_held_out}
     if names_language_model(name):
         how["prompted"] = config.prompted.model_dump(mode="json")
     return save_fidelity(fidelity, folder, how)
+
+
+def advice_settings(
+    run: ExperienceRun, config: Config, recorded: Sequence[Trajectory], *, prompted: bool
+) -> AdviceSettings:
+    """What the advice about worst actions depends on; `recorded` is what the model learnt from."""
+    settings = config.prompted if prompted else run.experience
+    name = run.environment.name
+    by_expert = any(each.provenance.policy.startswith(_OF_EXPERT) for each in recorded)
+    return AdviceSettings(
+        environment=name,
+        prompted=prompted,
+        exchange_numbers=not prompted and run.experience.exchange_numbers,
+        history=settings.history,
+        text_limit=settings.text_limit,
+        steps=run.experience.steps,
+        recorded=[(each.id, turn.action) for each in recorded for turn in each.transitions],
+        refusals=run.refusals,
+        policies=None
+        if known_environment(name) is None
+        else ("noisy:0.5", "clumsy:0.5")
+        if by_expert
+        else ("random", "random"),
+    )
+
+
+def _learnt_from(name: str) -> list[Trajectory]:
+    """The trajectories that a fine-tuned run learnt from; none where they have been moved."""
+    if names_language_model(name):
+        return []
+    run = ExperienceRun.read(Path(name))
+    try:
+        found = [
+            each
+            for source in run.data_sources(Path(name))
+            for each in read_trajectories(dataset_path(source))
+        ]
+    except (ConfigError, DataError):
+        return []
+    return [each for each in found if not held_out(each.task.id, run.experience.validation)]
 
 
 def _held_out(
@@ -159,6 +204,7 @@ async def _measure(
     config: Config,
     judge: str | None,
     on_stage: OnStage | None,
+    advice: AdviceSettings,
     log: Log,
 ) -> Fidelity:
     factory = _real_environment(config, log)
@@ -170,6 +216,7 @@ async def _measure(
                 factory=factory,
                 judge=judging,
                 seed=config.seed,
+                advice=advice,
                 on_stage=on_stage,
             )
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,6 +35,7 @@ from dreamgym.evaluation.closed_loop import (
 from dreamgym.evaluation.one_step import StepFidelity, measure_steps
 from dreamgym.evaluation.rubrics import Judged, judge_trajectories
 from dreamgym.evaluation.statistics import Estimate, Theorem1, theorem1
+from dreamgym.evaluation.worst import AdviceSettings, Worst, worst_kinds
 from dreamgym.experience.rubric_judge import RubricJudge
 from dreamgym.files import write_text
 from dreamgym.protocols import Annotator, EnvironmentFactory, ExperienceModel
@@ -63,11 +64,15 @@ class Fidelity:
     left_out: dict[str, str] = field(default_factory=dict)
     """Fields that could not be measured, with the reason."""
     judged: Judged | None = None
+    worst: Worst = field(default_factory=Worst)
+    """The worst kinds of action and of state, with what to do about each."""
 
     def to_dict(self) -> dict[str, Any]:
+        steps = self.steps.to_dict()
         return {
-            **asdict(self),
-            "steps": self.steps.to_dict(),
+            **asdict(replace(self, steps=replace(self.steps, records=()))),
+            "steps": steps,
+            "worst": self.worst.to_dict(),
             "theorem": self.theorem.to_dict() if self.theorem else None,
             "table": list(_rows(self)),
         }
@@ -83,6 +88,7 @@ async def measure_fidelity(
     gamma: float = 0.99,
     repeats: int = 2,
     seed: int = 0,
+    advice: AdviceSettings | None = None,
     on_stage: OnStage | None = None,
 ) -> Fidelity:
     """All measurements. `trajectories` are real and of tasks that the model was not fine-tuned on.
@@ -90,6 +96,7 @@ async def measure_fidelity(
     Args:
         judge: scores synthetic episodes by the paper's rubrics, if given.
         repeats: synthetic episodes per action list, for the replay spread.
+        advice: how the model was made, for what to do about its worst actions.
     """
 
     def counter(stage: str) -> OnCount | None:
@@ -123,7 +130,12 @@ async def measure_fidelity(
         theorem=_theorem(steps, gamma),
         judged=None if judge is None else await judge_trajectories(judge, [d.trajectory for d in dreams]),
         left_out=_left_out(steps, factory),
+        worst=worst_kinds(steps.records, advice or _unknown_settings(trajectories)),
     )
+
+
+def _unknown_settings(trajectories: Sequence[Trajectory]) -> AdviceSettings:
+    return AdviceSettings(environment=trajectories[0].task.environment if trajectories else "NAME")
 
 
 def save_fidelity(fidelity: Fidelity, folder: Path, how: dict[str, Any]) -> dict[str, Any]:
@@ -153,9 +165,10 @@ def _theorem(steps: StepFidelity, gamma: float) -> Theorem1 | None:
 
 
 def markdown_table(fidelity: Fidelity) -> str:
-    """The numbers as one Markdown table: what, value with its 95% interval, and how many it rests on."""
+    """The numbers as one Markdown table (what, value with its 95% interval, how many it rests on), and the
+    worst actions and states."""
     rows = [("measure", "value [95% interval]", "n"), ("---", "---", "---:"), *_rows(fidelity)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows) + fidelity.worst.markdown()
 
 
 def _rows(fidelity: Fidelity) -> Iterator[tuple[str, str, str]]:

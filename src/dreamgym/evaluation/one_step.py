@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dreamgym.errors import EpisodeFailedError
@@ -44,6 +44,8 @@ class StepRecord:
 
     trajectory_id: str
     action: str
+    state: str = ""
+    """Before the action."""
     real: Outcome
     predicted: Outcome | None
     failure: FailureKind | None = None
@@ -54,6 +56,12 @@ class StepRecord:
     @property
     def exact(self) -> bool:
         return self.predicted is not None and self.predicted.next_state.text == self.real.next_state.text
+
+    @property
+    def false_success(self) -> bool:
+        """Success is predicted, and the record has none."""
+        predicted = self.predicted is not None and self.predicted.success
+        return predicted and self.real.graded and not self.real.success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +106,17 @@ class StepFidelity:
     transition_error: Estimate
     """Share of wrong next states: an estimate of ε_P."""
     seconds: float = field(compare=False)
+    records: tuple[StepRecord, ...] = field(default=(), compare=False, repr=False)
+    """Every transition behind the numbers."""
 
     @property
     def predictions_per_second(self) -> float | None:
         return self.predictions / self.seconds if self.seconds > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "predictions_per_second": self.predictions_per_second}
+        found = asdict(replace(self, records=()))
+        del found["records"]
+        return found | {"predictions_per_second": self.predictions_per_second}
 
 
 async def measure_steps(
@@ -199,6 +211,7 @@ def step_fidelity(records: Sequence[StepRecord], *, seconds: float) -> StepFidel
         largest_reward_error=max((error for _, error in errors), default=None),
         transition_error=share_of_steps((each.trajectory_id, not each.exact) for each in records),
         seconds=seconds,
+        records=tuple(records),
     )
 
 
@@ -238,6 +251,7 @@ def _record(question: StepQuestion, predicted: Outcome | None, failure: FailureK
     return StepRecord(
         trajectory_id=question.trajectory_id,
         action=step.action,
+        state=step.state.text,
         real=step.outcome,
         predicted=predicted,
         failure=failure,

@@ -67,8 +67,8 @@ class ReasoningExperienceModel:
         max_tokens: int = 400,
         cached_replies: int = 0,
     ) -> None:
-        """`cached_replies` are kept for equal prompts, which rollouts of one task often have: only for
-        weights that do not change."""
+        """`cached_replies` are kept for equal prompts, which rollouts of one task often have; call
+        `weights_changed` after an update."""
         self.name = name
         self.language_model = model
         """The weights; the task generator shares them."""
@@ -84,6 +84,11 @@ class ReasoningExperienceModel:
     def corrections(self) -> int:
         """Comparisons and quotes that were corrected so far."""
         return self._checked.corrections
+
+    def weights_changed(self) -> None:
+        """Forget the cached replies, which other weights gave."""
+        if isinstance(self._model, _CachedModel):
+            self._model.clear()
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
         text = start_prompt(task, sheet, self._settings)
@@ -178,6 +183,9 @@ class _CachedModel:
         self._size = size
         self._replies: dict[tuple[str, int], Completion] = {}
         self._single_flight: SingleFlight[Completion] = SingleFlight()
+
+    def clear(self) -> None:
+        self._replies.clear()
 
     async def complete(self, request: CompletionRequest) -> Completion:
         key = (request.prompt, request.seed)
