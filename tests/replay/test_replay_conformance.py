@@ -194,6 +194,29 @@ async def test_another_view_of_the_store_sees_additions_and_evictions(store: str
         assert (await find(writer, episode(4), 0))[0].trajectory_id == "household-real-4"
 
 
+async def test_a_row_that_was_found_before_is_not_found_after_its_eviction(store: str) -> None:
+    with ReplayBuffer.open(store, capacity=4) as buffer:
+        await buffer.add(episode(1))
+        before = await find(buffer, episode(1), 0, k=20)
+        assert before == await find(buffer, episode(1), 0, k=20)
+        await buffer.add(episode(2))
+        after = await find(buffer, episode(1), 0, k=20)
+        assert {each.trajectory_id for each in after} == {"household-real-2"}
+
+
+async def test_only_the_most_recently_found_rows_stay_in_memory(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dreamgym.replay.buffer._DECODED_ROWS", 6)
+    with ReplayBuffer.open(store) as buffer:
+        for number in range(4):
+            await buffer.add(episode(number))
+        everything = await find(buffer, episode(0), 0, k=20)
+        assert len(everything) == 16
+        assert len(buffer._decoded) == 6
+        assert await find(buffer, episode(0), 0, k=20) == everything
+
+
 async def test_writers_in_many_tasks_and_threads_lose_nothing(store: str) -> None:
     def in_thread(buffer: ReplayBuffer, start: int) -> None:
         for number in range(start, start + 5):

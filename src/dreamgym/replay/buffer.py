@@ -38,6 +38,8 @@ _REEMBED_ROWS: Final = 256
 _MAX_BATCH: Final = 1024
 _FEW: Final = 4
 """After this many batches of one request in a row, a batch no longer waits for more."""
+_DECODED_ROWS: Final = 4096
+"""Demonstrations kept in memory, the most recently found ones: rollouts of a task find the same ones."""
 _LINGER: Final = 0.02
 """Seconds that a batch of searches waits for more. Episodes that are answered together stay in step, so the
 language models behind them get larger batches too: 10 to 20% less CPU in most training steps measured."""
@@ -158,6 +160,7 @@ class ReplayBuffer:
     ) -> None:
         self._store, self._index = store, index
         self._embedder, self._capacity, self._max_synthetic = embedder, capacity, max_synthetic
+        self._decoded: dict[int, Demonstration] = {}
         self._read_identity()
         self._index.refresh(store)
         self._writer = Batcher[Addition, int](f"{store.name} (writing)", self._commit)
@@ -276,9 +279,9 @@ class ReplayBuffer:
             store=self._store.name,
             embedder=status.embedder,
             dimension=status.dimension,
-            rows=sum(status.rows.values()),
-            real=status.rows["real"],
-            synthetic=status.rows["synthetic"],
+            rows=status.real_rows + status.synthetic_rows,
+            real=status.real_rows,
+            synthetic=status.synthetic_rows,
             holdings=tuple(self._store.holdings()),
             size_bytes=self._store.size_bytes(),
             capacity=self._capacity,
@@ -347,16 +350,29 @@ class ReplayBuffer:
         keys = np.concatenate([search.keys for search in searches])
         filters = [each for search in searches for each in search.filters]
         found = self._index.search(keys, k=max(search.k for search in searches), filters=filters)
-        rows = self._store.get(sorted({seq for hits in found for _, seq in hits}))
+        rows = self._read(sorted({seq for hits in found for _, seq in hits}))
         hits_of_key = iter(found)
         return [
             [
                 # A row may be evicted between the search and the reading: it is left out.
-                [_demonstration(rows[seq], similarity) for similarity, seq in hits[: search.k] if seq in rows]
+                [replace(rows[seq], similarity=score) for score, seq in hits[: search.k] if seq in rows]
                 for hits in islice(hits_of_key, len(search.filters))
             ]
             for search in searches
         ]
+
+    def _read(self, seqs: Sequence[int]) -> dict[int, Demonstration]:
+        """Stored rows by number. Rows never change and no number is used twice, so decoded rows are kept.
+
+        Only the searching thread calls this.
+        """
+        rows = {seq: self._decoded.pop(seq) for seq in seqs if seq in self._decoded}
+        if missing := [seq for seq in seqs if seq not in rows]:
+            rows |= {seq: _demonstration(record) for seq, record in self._store.get(missing).items()}
+        self._decoded |= rows  # the most recently found are last
+        for seq in list(islice(self._decoded, max(0, len(self._decoded) - _DECODED_ROWS))):
+            del self._decoded[seq]
+        return rows
 
 
 def _open(
@@ -389,10 +405,10 @@ def _open(
         raise
 
 
-def _demonstration(record: Record, similarity: float) -> Demonstration:
+def _demonstration(record: Record) -> Demonstration:
     return Demonstration(
         transition=record.transition,
-        similarity=similarity,
+        similarity=0.0,
         transition_id=record.id,
         trajectory_id=record.trajectory_id,
         task_id=record.task_id,

@@ -293,7 +293,7 @@ class MemoryIndex:
                 # The last rows may be evicted: a short chunk means that nothing is left to read.
                 self._cursor = newest if len(chunk.seqs) == CHUNK_ROWS else max(newest, status.last_seq)
             for (_, source), partition in self._partitions.items():
-                partition.evict(status.floors["real" if source == "real" else "synthetic"])
+                partition.evict(status.real_floor if source == "real" else status.synthetic_floor)
             self.build()
 
     def append(self, chunk: Chunk) -> None:

@@ -16,6 +16,7 @@ from dreamgym.replay.pgsession import HalfVector, PostgresSession, half_vectors,
 from dreamgym.replay.store import (
     CHUNK_ROWS,
     SCHEMA_VERSION,
+    STATUS_COLUMNS,
     Addition,
     AppendPlan,
     Chunk,
@@ -248,7 +249,7 @@ class PostgresStore:
 
     def _checked_status(self, db: psycopg.Connection[Any], *, lock: bool = False) -> StoreStatus:
         lock_row = " FOR UPDATE" if lock else ""
-        status = StoreStatus.of(_one(db, f"SELECT {StoreStatus.COLUMNS} FROM replay_store{lock_row}"))
+        status = StoreStatus(*_one(db, f"SELECT {STATUS_COLUMNS} FROM replay_store{lock_row}"))
         if status.embedder != self._embedder:
             raise other_embedder(self.name, status.embedder, self._embedder)
         return status

@@ -24,6 +24,7 @@ from dreamgym.protocols import Keys
 from dreamgym.replay.store import (
     CHUNK_ROWS,
     SCHEMA_VERSION,
+    STATUS_COLUMNS,
     Addition,
     AppendPlan,
     Chunk,
@@ -358,7 +359,7 @@ def _empty(db: sqlite3.Connection) -> bool:
 
 
 def _status(db: sqlite3.Connection) -> StoreStatus:
-    return StoreStatus.of(db.execute(f"SELECT {StoreStatus.COLUMNS} FROM store").fetchone())
+    return StoreStatus(*db.execute(f"SELECT {STATUS_COLUMNS} FROM store").fetchone())
 
 
 def _known(db: sqlite3.Connection, trajectory_ids: Iterable[str]) -> dict[str, KnownTrajectory]:

@@ -12,7 +12,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -107,27 +107,21 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """The state of the store; cheap enough to read before every search."""
+    """The one row of the table `store`; cheap enough to read before every search."""
 
     embedder: str
     dimension: int
     generation: int
     """Grows when keys are replaced: an index then starts again."""
     last_seq: int
-    rows: Mapping[Source, int]
-    floors: Mapping[Source, int]
-    """The number of the last evicted row, by source; 0 for none."""
+    real_rows: int
+    synthetic_rows: int
+    real_floor: int
+    """The number of the last evicted row of this source; 0 for none."""
+    synthetic_floor: int
 
-    COLUMNS: ClassVar[str] = (
-        "embedder, dimension, generation, last_seq, real_rows, synthetic_rows, real_floor, synthetic_floor"
-    )
 
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> Self:
-        """From a row of `COLUMNS`."""
-        rows: dict[Source, int] = {"real": row[4], "synthetic": row[5]}
-        floors: dict[Source, int] = {"real": row[6], "synthetic": row[7]}
-        return cls(row[0], row[1], row[2], row[3], rows, floors)
+STATUS_COLUMNS: Final = ", ".join(StoreStatus.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +327,9 @@ def evict(
 
     `oldest` gives the numbers of the oldest n rows of a source above a floor, new rows included.
     """
-    rows = {source: count + plan.added[source] for source, count in status.rows.items()}
-    floors, gone = dict(status.floors), []
+    added, gone = plan.added, []
+    rows = {"real": status.real_rows + added["real"], "synthetic": status.synthetic_rows + added["synthetic"]}
+    floors = {"real": status.real_floor, "synthetic": status.synthetic_floor}
     for source in EVICTION_ORDER:
         excess = min(sum(rows.values()) - capacity, rows[source]) if capacity else 0
         if excess > 0:
