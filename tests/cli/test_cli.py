@@ -77,7 +77,7 @@ def test_progress_is_printed_in_lines_without_a_terminal(monkeypatch: pytest.Mon
 
 
 def test_an_operating_system_error_has_words_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    @console.command
+    @console.with_exit_codes
     def fails() -> None:
         raise FileNotFoundError(2, "No such file or directory", "/proc/foo")
 

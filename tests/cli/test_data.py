@@ -20,7 +20,7 @@ from tests.data.trajectory_examples import episode
 
 app = typer.Typer()
 app.add_typer(data.app, name="data")
-app.command("ingest")(ingest)
+console.command(app, "ingest")(ingest)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dreamgym.cli import console
 from dreamgym.cli.buffer import app as buffer_app
 from dreamgym.cli.collect import collect_command
 from dreamgym.cli.data import app as data_app
@@ -22,11 +23,9 @@ from dreamgym.cli.report import report_command
 from dreamgym.cli.tasks import app as tasks_app
 from dreamgym.cli.train import train_command
 
-app = typer.Typer(
+app = console.group(
     name="dreamgym",
-    no_args_is_help=True,
     invoke_without_command=True,
-    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Train LLM agents inside a reasoning experience model instead of the real environment.
@@ -54,13 +53,13 @@ was done; the same command resumes.
 8 the budget is spent · 130 interrupted.
 """,
 )
-app.command("quickstart")(quickstart)
-app.command("collect")(collect_command)
-app.command("ingest")(ingest)
-app.command("play")(play_command)
-app.command("train")(train_command)
-app.command("evaluate")(evaluate_command)
-app.command("report")(report_command)
+console.command(app, "quickstart")(quickstart)
+console.command(app, "collect")(collect_command)
+console.command(app, "ingest")(ingest)
+console.command(app, "play")(play_command)
+console.command(app, "train")(train_command)
+console.command(app, "evaluate")(evaluate_command)
+console.command(app, "report")(report_command)
 app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")

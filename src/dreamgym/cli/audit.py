@@ -17,7 +17,6 @@ from dreamgym.evaluation.audit import Audit, audit
 from dreamgym.training.run_dir import TRAJECTORIES, read_config
 
 
-@console.command
 def audit_command(
     run: Annotated[Path, typer.Argument(help="A training run in the dream (`dreamgym train`).")],
     episodes: Annotated[int, typer.Option(help="Synthetic episodes, newest first.", min=1)] = 64,
@@ -32,7 +31,7 @@ def audit_command(
 
     Example:
 
-      dreamgym experience audit runs/agent --episodes 100
+    - dreamgym experience audit runs/agent --episodes 100
     """
     config = read_config(run)
     if config.train.mode != "dream":

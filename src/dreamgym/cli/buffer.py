@@ -23,9 +23,7 @@ from dreamgym.replay.store import records
 from dreamgym.types import Demonstration, RetrievalFilter, Trajectory
 from dreamgym.types import Source as SourceName
 
-app = typer.Typer(
-    no_args_is_help=True, help="Store transitions durably and find those that resemble a state and action."
-)
+app = console.group(help="Store transitions durably and find those that resemble a state and action.")
 
 TRAJECTORIES_AT_ONCE = 64
 
@@ -40,8 +38,7 @@ Capacity = Annotated[
 ]
 
 
-@app.command("build")
-@console.command
+@console.command(app, "build")
 def build(
     paths: Annotated[
         list[str],
@@ -67,22 +64,18 @@ def build(
 
     Examples:
 
-      dreamgym buffer build trajectories --store replay.sqlite
-
-      dreamgym buffer build builtin:alfworld more/ --store replay.sqlite
-
-      dreamgym buffer build trajectories --store postgresql://me@db/experience
+    - dreamgym buffer build trajectories --store replay.sqlite
+    - dreamgym buffer build builtin:alfworld more/ --store replay.sqlite
+    - dreamgym buffer build trajectories --store postgresql://me@db/experience
     """
     flags = {"replay.store": store, "replay.embedder": embedder, "replay.capacity": capacity}
     settings = resolve(config, overrides, flags).replay
     sources = [dataset_path(path) for path in paths]
     result = fill_buffer(sources, settings, skip_bad=skip_bad)
-    table = console.table(f"stored in {settings.store}", *_headings(result), rows=[list(result.values())])
-    console.show(result, table, as_json=as_json)
+    console.show_row(f"stored in {settings.store}", result, as_json=as_json)
 
 
-@app.command("stats")
-@console.command
+@console.command(app, "stats")
 def show_stats(
     store: Store,
     *,
@@ -97,9 +90,8 @@ def show_stats(
 
     Examples:
 
-      dreamgym buffer stats replay.sqlite
-
-      dreamgym buffer stats replay.sqlite --recall --set replay.index=approximate
+    - dreamgym buffer stats replay.sqlite
+    - dreamgym buffer stats replay.sqlite --recall --set replay.index=approximate
     """
     settings = resolve(config, overrides, {}).replay
     how: dict[str, Any] = {"index": settings.index, "exact_limit": settings.exact_limit}
@@ -122,8 +114,7 @@ def show_stats(
     console.show(result, tables, as_json=as_json)
 
 
-@app.command("search")
-@console.command
+@console.command(app, "search")
 def search(
     store: Store,
     *,
@@ -147,9 +138,8 @@ def search(
 
     Examples:
 
-      dreamgym buffer search replay.sqlite --state "You see a closed fridge 1." --action "open fridge 1"
-
-      dreamgym buffer search replay.sqlite --state "a desk 1" --source real --min-reward 1 --k 8 --json
+    - dreamgym buffer search replay.sqlite --state "You see a closed fridge 1." --action "open fridge 1"
+    - dreamgym buffer search replay.sqlite --state "a desk 1" --source real --min-reward 1 --k 8 --json
     """
     flags = {"replay.k": k, "replay.embedder": embedder, "replay.max_synthetic": max_synthetic}
     settings = resolve(config, overrides, flags).replay
@@ -172,8 +162,7 @@ def search(
     console.show([asdict(each) for each in found], table, as_json=as_json)
 
 
-@app.command("compact")
-@console.command
+@console.command(app, "compact")
 def compact(
     store: Store,
     *,
@@ -188,11 +177,9 @@ def compact(
 
     Examples:
 
-      dreamgym buffer compact replay.sqlite
-
-      dreamgym buffer compact replay.sqlite --capacity 100000
-
-      dreamgym buffer compact replay.sqlite --embedder sentence:all-MiniLM-L6-v2
+    - dreamgym buffer compact replay.sqlite
+    - dreamgym buffer compact replay.sqlite --capacity 100000
+    - dreamgym buffer compact replay.sqlite --embedder sentence:all-MiniLM-L6-v2
     """
     with ReplayBuffer.open(store, embedder=None, index="exact", capacity=capacity) as buffer:
         before = buffer.stats()
@@ -208,8 +195,7 @@ def compact(
         "embedder": after.embedder,
         "reembedded": reembedded,
     }
-    table = console.table("compacted", *_headings(result), rows=[list(result.values())])
-    console.show(result, table, as_json=as_json)
+    console.show_row("compacted", result, as_json=as_json)
 
 
 def fill_buffer(sources: list[Path], settings: ReplayConfig, *, skip_bad: bool = False) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from dreamgym.config import Config
 from dreamgym.envs.registry import open_environment
 
 
-@console.command
 def collect_command(
     env: Annotated[str | None, typer.Option(help="name (`dreamgym envs list`) or FILE.py:CLASS")] = None,
     policy: Annotated[
@@ -47,11 +46,9 @@ def collect_command(
 
     Examples:
 
-      dreamgym collect --env alfworld --policy mix --episodes 200 --out trajectories
-
-      dreamgym collect --env alfworld --data ~/alfworld_data --split valid_seen --policy expert --out official
-
-      dreamgym collect --env textworld --policy noisy:0.3 --episodes 500 --out cooking --json
+    - dreamgym collect --env alfworld --policy mix --episodes 200 --out trajectories
+    - dreamgym collect --env alfworld --data ~/alfworld_data --split valid_seen --policy expert --out official
+    - dreamgym collect --env textworld --policy noisy:0.3 --episodes 500 --out cooking --json
     """
     resolved = resolve(
         config,

@@ -30,6 +30,7 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from dreamgym.config import config_json
 from dreamgym.errors import DreamGymError, StoreError
@@ -46,7 +47,38 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def command(function: Callable[P, R]) -> Callable[P, R]:
+class _Plain:
+    """Help that shows no type next to a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in found:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return found
+
+
+class Command(_Plain, TyperCommand): ...
+
+
+class Group(_Plain, TyperGroup): ...
+
+
+def group(**settings: Any) -> typer.Typer:
+    """An empty group of commands."""
+    return typer.Typer(no_args_is_help=True, cls=Group, rich_markup_mode="markdown", **settings)
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Adds a function to a group of commands."""
+
+    def add(function: Callable[P, R]) -> Callable[P, R]:
+        return app.command(name, cls=Command)(with_exit_codes(function))
+
+    return add
+
+
+def with_exit_codes(function: Callable[P, R]) -> Callable[P, R]:
     """Typed errors in one line with their exit code; after Ctrl-C the command that resumes, and 130."""
 
     @functools.wraps(function)
@@ -170,6 +202,12 @@ def show(result: Any, table: Table | Sequence[Table], *, as_json: bool) -> None:
         return
     for each in [table] if isinstance(table, Table) else table:
         out.print(each)
+
+
+def show_row(title: str, result: dict[str, Any], *, as_json: bool) -> None:
+    """Print a flat result as a table of one row, or as a JSON document."""
+    headings = [name.replace("_at_", "@").replace("_", " ") for name in result]
+    show(result, table(title, *headings, rows=[list(result.values())]), as_json=as_json)
 
 
 def table(title: str, *columns: str, rows: Sequence[Sequence[object]] = ()) -> Table:

@@ -24,11 +24,10 @@ from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import OnRead
 from dreamgym.types import State, Trajectory
 
-app = typer.Typer(no_args_is_help=True, help="Show, count, validate and export trajectories on disk.")
+app = console.group(help="Show, count, validate and export trajectories on disk.")
 
 
-@app.command("show")
-@console.command
+@console.command(app, "show")
 def show_trajectory(
     path: Source,
     id: Annotated[str | None, typer.Option(help="Show the trajectory with this id.")] = None,  # noqa: A002
@@ -39,11 +38,9 @@ def show_trajectory(
 
     Examples:
 
-      dreamgym data show trajectories
-
-      dreamgym data show trajectories --index 7
-
-      dreamgym data show trajectories --id alfworld-train-0-12 --json
+    - dreamgym data show trajectories
+    - dreamgym data show trajectories --index 7
+    - dreamgym data show trajectories --id alfworld-train-0-12 --json
     """
     trajectory = _find(path, id, index)
     if as_json:
@@ -52,16 +49,14 @@ def show_trajectory(
         console.out.print(_episode(trajectory))
 
 
-@app.command("stats")
-@console.command
+@console.command(app, "stats")
 def show_stats(path: Source, as_json: Json = False) -> None:
     """Count episodes, success and steps, by environment, family, policy, source.
 
     Examples:
 
-      dreamgym data stats trajectories
-
-      dreamgym data stats builtin:alfworld --json
+    - dreamgym data stats trajectories
+    - dreamgym data stats builtin:alfworld --json
     """
     with _reading(path) as on_read:
         counted = stats(path, on_read=on_read)
@@ -77,8 +72,7 @@ def show_stats(path: Source, as_json: Json = False) -> None:
     console.show(_stats_json(counted), table, as_json=as_json)
 
 
-@app.command("validate")
-@console.command
+@console.command(app, "validate")
 def validate(
     path: Source,
     limit: Annotated[int, typer.Option(help="Problems to list; all are counted.", min=1)] = 20,
@@ -88,9 +82,8 @@ def validate(
 
     Examples:
 
-      dreamgym data validate trajectories
-
-      dreamgym data validate shard.jsonl.xz --limit 100 --json
+    - dreamgym data validate trajectories
+    - dreamgym data validate shard.jsonl.xz --limit 100 --json
     """
     shown: list[str] = []
     valid = problems = 0
@@ -118,8 +111,7 @@ def validate(
         raise typer.Exit(DataError.exit_code)
 
 
-@app.command("export")
-@console.command
+@console.command(app, "export")
 def export(
     path: Source,
     format: Annotated[str, typer.Option(help="messages, atif or parquet.")],  # noqa: A002
@@ -135,11 +127,9 @@ def export(
 
     Examples:
 
-      dreamgym data export trajectories --format messages --out chats.jsonl
-
-      dreamgym data export trajectories --format atif --id e3 --out e3.json
-
-      dreamgym data export trajectories --format parquet --out all.parquet
+    - dreamgym data export trajectories --format messages --out chats.jsonl
+    - dreamgym data export trajectories --format atif --id e3 --out e3.json
+    - dreamgym data export trajectories --format parquet --out all.parquet
     """
     if format == "atif" and out.suffix == ".json" and id is None:
         raise ConfigError(f"expected --id, since {str(out)!r} can hold one document only; or name it .jsonl")
@@ -149,12 +139,10 @@ def export(
         chosen = read_trajectories(path, on_read=on_read) if id is None else [_find(path, id, 0)]
         written = formats.export(chosen, out, format=format)
     result = {"out": str(out), "format": format, "trajectories": written, "bytes": out.stat().st_size}
-    table = console.table(f"exported to {out}", *result, rows=[list(result.values())])
-    console.show(result, table, as_json=as_json)
+    console.show_row(f"exported to {out}", result, as_json=as_json)
 
 
-@app.command("pack")
-@console.command
+@console.command(app, "pack")
 def pack_trajectories(
     path: Source,
     out: Annotated[Path, typer.Option(help="File to write, ending in .jsonl.xz.")],
@@ -164,7 +152,7 @@ def pack_trajectories(
 
     Examples:
 
-      dreamgym data pack trajectories --out trajectories.jsonl.xz
+    - dreamgym data pack trajectories --out trajectories.jsonl.xz
     """
     result = {"out": str(out), "trajectories": pack(path, out), "bytes": out.stat().st_size}
     table = console.table(f"packed into {out}", *result, rows=[list(result.values())])

@@ -14,7 +14,7 @@ from dreamgym.envs import description
 from dreamgym.testing import Check, CheckReport, check_environment
 from dreamgym.testing.env_checker import CHECKS
 
-app = typer.Typer(no_args_is_help=True, help="Real environments: list, describe, check.")
+app = console.group(help="Real environments: list, describe, check.")
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A name of `dreamgym envs list`, or FILE.py:CLASS.")
@@ -25,16 +25,14 @@ Options = Annotated[
 ]
 
 
-@app.command("list")
-@console.command
+@console.command(app, "list")
 def list_environments(as_json: Json = False) -> None:
     """List the environments, built-in ones and plug-ins.
 
     Examples:
 
-      dreamgym envs list
-
-      dreamgym envs list --json
+    - dreamgym envs list
+    - dreamgym envs list --json
     """
     found = asyncio.run(description.list_environments())
     rows = [(each["name"], each["summary"], each["extra"] or "–", each["installed"]) for each in found]
@@ -42,25 +40,21 @@ def list_environments(as_json: Json = False) -> None:
     console.show(found, table, as_json=as_json)
 
 
-@app.command("describe")
-@console.command
+@console.command(app, "describe")
 def describe(name: Name, options: Options = None, as_json: Json = False) -> None:
     """Show splits, options and experts of an environment, and the start of one episode.
 
     Examples:
 
-      dreamgym envs describe textworld
-
-      dreamgym envs describe textworld --set family=treasure
-
-      dreamgym envs describe alfworld --json
+    - dreamgym envs describe textworld
+    - dreamgym envs describe textworld --set family=treasure
+    - dreamgym envs describe alfworld --json
     """
     described = asyncio.run(description.describe_environment(name, _options(options)))
     console.show(described, _description(described), as_json=as_json)
 
 
-@app.command("check")
-@console.command
+@console.command(app, "check")
 def check(
     name: Name,
     episodes: Annotated[int, typer.Option(help="Episodes of the check for leaks.", min=1)] = 200,
@@ -73,11 +67,9 @@ def check(
 
     Examples:
 
-      dreamgym envs check textworld
-
-      dreamgym envs check alfworld --episodes 50 --concurrency 8
-
-      dreamgym envs check textworld --set family=cooking --set ingredients=3 --json
+    - dreamgym envs check textworld
+    - dreamgym envs check alfworld --episodes 50 --concurrency 8
+    - dreamgym envs check textworld --set family=cooking --set ingredients=3 --json
     """
     report = _checked(name, _options(options), episodes=episodes, concurrency=concurrency, split=split)
     rows = [(each.status, each.name, each.detail, f"{each.seconds:.1f}") for each in report.checks]

@@ -13,7 +13,6 @@ from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.models.registry import names_language_model
 
 
-@console.command
 def evaluate_command(
     run: Annotated[
         str,
@@ -48,13 +47,10 @@ def evaluate_command(
 
     Examples:
 
-      dreamgym evaluate runs/agent --against runs/agent@0
-
-      dreamgym evaluate runs/agent --env alfworld --split valid_seen --episodes 50 --json
-
-      dreamgym evaluate runs/ppo --against runs/grpo --seed 1
-
-      dreamgym evaluate endpoint:MODEL@http://localhost:8000 --set agent.show_actions=now --episodes 20
+    - dreamgym evaluate runs/agent --against runs/agent@0
+    - dreamgym evaluate runs/agent --env alfworld --split valid_seen --episodes 50 --json
+    - dreamgym evaluate runs/ppo --against runs/grpo --seed 1
+    - dreamgym evaluate endpoint:MODEL@http://localhost:8000 --set agent.show_actions=now --episodes 20
     """
     names = [run] if against is None else [run, against]
     if not all(map(names_language_model, names)):

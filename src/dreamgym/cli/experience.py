@@ -31,18 +31,15 @@ from dreamgym.training.annotators import PLAIN, annotated, choose_annotator
 from dreamgym.training.experience_run import environment_of_data
 from dreamgym.types import Trajectory
 
-app = typer.Typer(
-    no_args_is_help=True, help="Experience models, which predict the environment: fine-tune, measure, audit."
-)
-app.command("eval")(evaluate)
-app.command("audit")(audit_command)
+app = console.group(help="Experience models, which predict the environment: fine-tune, measure, audit.")
+console.command(app, "eval")(evaluate)
+console.command(app, "audit")(audit_command)
 
 SHIPPED = ("builtin:alfworld", "builtin:alfworld-mistakes")
 GOOD_AGREEMENT, LOW_AGREEMENT = 0.9, 0.75
 
 
-@app.command("train")
-@console.command
+@console.command(app, "train")
 def train(
     *,
     data: Annotated[
@@ -93,15 +90,11 @@ def train(
 
     Examples:
 
-      dreamgym experience train --model tiny --out runs/experience
-
-      dreamgym experience train --data trajectories --steps 4000 --set experience.history=2 --out runs/second
-
-      dreamgym experience train --data trajectories --no-reasoning --out runs/no-reasoning
-
-      dreamgym experience train --data shop --env shop --model hf:models/base --lora --out runs/shop
-
-      dreamgym experience train --data shop --env shop --annotator hf:models/chat --out runs/annotated
+    - dreamgym experience train --model tiny --out runs/experience
+    - dreamgym experience train --data trajectories --steps 4000 --set experience.history=2 --out runs/second
+    - dreamgym experience train --data trajectories --no-reasoning --out runs/no-reasoning
+    - dreamgym experience train --data shop --env shop --model hf:models/base --lora --out runs/shop
+    - dreamgym experience train --data shop --env shop --annotator hf:models/chat --out runs/annotated
     """
     without = parts_without(
         history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
@@ -119,8 +112,7 @@ def train(
     result = asyncio.run(
         run_fine_tuning(resolved, sources, out, buffer=buffer, annotator=annotator, annotations=annotations)
     )
-    title = f"fine-tuned {out}"
-    console.show(result, console.table(title, *result, rows=[list(result.values())]), as_json=as_json)
+    console.show_row(f"fine-tuned {out}", result, as_json=as_json)
     console.say(next_steps(out, result["agreement"]))
 
 

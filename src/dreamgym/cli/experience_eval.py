@@ -34,7 +34,6 @@ from dreamgym.models.registry import check_language_model, names_language_model
 from dreamgym.training.experience_run import known_environment
 
 
-@console.command
 def evaluate(
     run: Annotated[
         str,
@@ -100,15 +99,11 @@ def evaluate(
 
     Examples:
 
-      dreamgym experience eval runs/experience --episodes 200
-
-      dreamgym experience eval runs/experience --data trajectories --reward model --json
-
-      dreamgym experience eval runs/experience --no-sheet
-
-      dreamgym experience eval runs/shop --data shop --held-out
-
-      dreamgym experience eval endpoint:MODEL@http://localhost:8000 --env shop --data shop --held-out
+    - dreamgym experience eval runs/experience --episodes 200
+    - dreamgym experience eval runs/experience --data trajectories --reward model --json
+    - dreamgym experience eval runs/experience --no-sheet
+    - dreamgym experience eval runs/shop --data shop --held-out
+    - dreamgym experience eval endpoint:MODEL@http://localhost:8000 --env shop --data shop --held-out
     """
     resolved = settings_of_run(run, resolve(config, overrides, {"environment.name": env, "seed": seed}))
     without = parts_without(

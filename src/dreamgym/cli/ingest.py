@@ -35,7 +35,6 @@ class _Count:
     problems: list[str] = field(default_factory=list)
 
 
-@console.command
 def ingest(
     files: Annotated[
         list[Path],
@@ -71,11 +70,9 @@ def ingest(
 
     Examples:
 
-      dreamgym ingest chats.jsonl --env shop --out shop
-
-      dreamgym ingest runs/*.json --format atif --env sh --out sh
-
-      dreamgym ingest spans.jsonl.gz --env web --out web --skip-bad
+    - dreamgym ingest chats.jsonl --env shop --out shop
+    - dreamgym ingest runs/*.json --format atif --env sh --out sh
+    - dreamgym ingest spans.jsonl.gz --env web --out web --skip-bad
     """
     count = _Count()
     for file in files:

@@ -24,11 +24,10 @@ from dreamgym.gc_pause import gc_frozen
 if TYPE_CHECKING:
     from dreamgym.models.endpoint.capabilities import Finding
 
-app = typer.Typer(no_args_is_help=True, help="Language models: check an endpoint, serve a local one.")
+app = console.group(help="Language models: check an endpoint, serve a local one.")
 
 
-@app.command("check")
-@console.command
+@console.command(app, "check")
 def check(
     name: Annotated[
         str | None,
@@ -52,11 +51,9 @@ def check(
 
     Examples:
 
-      dreamgym models check endpoint:strong --config endpoints.toml
-
-      dreamgym models check endpoint:Qwen/Qwen3-8B@http://localhost:8000 --json
-
-      dreamgym models check --model openai:Qwen/Qwen3-8B --base-url http://localhost:8000/v1
+    - dreamgym models check endpoint:strong --config endpoints.toml
+    - dreamgym models check endpoint:Qwen/Qwen3-8B@http://localhost:8000 --json
+    - dreamgym models check --model openai:Qwen/Qwen3-8B --base-url http://localhost:8000/v1
     """
     from dreamgym.models.registry import find_endpoint, with_base_url
 
@@ -86,8 +83,7 @@ async def _check(name: str, settings: EndpointConfig, requests: int) -> list[Fin
     return [*found, await check_as_experience_model(settings)]
 
 
-@app.command("serve")
-@console.command
+@console.command(app, "serve")
 def serve(
     model: Annotated[
         str,
@@ -108,9 +104,8 @@ def serve(
 
     Examples:
 
-      dreamgym models serve hf:models/chat --port 8000
-
-      dreamgym models serve runs/experience --port 0 --name experience --verbose
+    - dreamgym models serve hf:models/chat --port 8000
+    - dreamgym models serve runs/experience --port 0 --name experience --verbose
     """
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise MissingExtraError("models serve", "serve")

@@ -30,7 +30,6 @@ from dreamgym.training.experience_loading import open_experience_model
 from dreamgym.training.experience_run import known_environment
 
 
-@console.command
 def play_command(
     env: Annotated[str | None, typer.Option(help="name (`dreamgym envs list`) or FILE.py:CLASS")] = None,
     task: Annotated[
@@ -56,19 +55,13 @@ def play_command(
 
     Examples:
 
-      dreamgym play --env alfworld
-
-      dreamgym play --env alfworld --split valid_unseen --task 3
-
-      dreamgym play --env textworld --set environment.options.family=treasure
-
-      dreamgym play --dream runs/experience
-
-      dreamgym play --dream runs/experience --trajectories builtin:alfworld --task 7
-
-      dreamgym play --dream endpoint:MODEL@http://localhost:8000 --env shop --trajectories shop
-
-      dreamgym play --dream openai:MODEL --base-url http://localhost:8000/v1 --env alfworld
+    - dreamgym play --env alfworld
+    - dreamgym play --env alfworld --split valid_unseen --task 3
+    - dreamgym play --env textworld --set environment.options.family=treasure
+    - dreamgym play --dream runs/experience
+    - dreamgym play --dream runs/experience --trajectories builtin:alfworld --task 7
+    - dreamgym play --dream endpoint:MODEL@http://localhost:8000 --env shop --trajectories shop
+    - dreamgym play --dream openai:MODEL --base-url http://localhost:8000/v1 --env alfworld
     """
     dream = dream_name(dream, base_url)
     resolved = resolve(

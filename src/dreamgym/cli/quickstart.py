@@ -39,7 +39,6 @@ _STAGES = {
 }
 
 
-@console.command
 def quickstart(
     out: Annotated[Path, typer.Option(help="Directory; an interrupted quickstart in it is resumed.")] = Path(
         "runs/quickstart"
@@ -63,11 +62,9 @@ def quickstart(
 
     Examples:
 
-      dreamgym quickstart
-
-      dreamgym quickstart --minutes 5 --seed 3 --out runs/second
-
-      dreamgym quickstart --env alfworld --out runs/household
+    - dreamgym quickstart
+    - dreamgym quickstart --minutes 5 --seed 3 --out runs/second
+    - dreamgym quickstart --env alfworld --out runs/household
     """
     need_models()
     plan = Plan.load(env, minutes, seed, out)

@@ -27,7 +27,6 @@ _ABREAST = 4
 """Runs per table in a terminal."""
 
 
-@console.command
 def report_command(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN…", help="Run directories, or directories of runs.")
@@ -52,11 +51,9 @@ def report_command(
 
     Examples:
 
-      dreamgym report runs/agent
-
-      dreamgym report runs/agent runs/experience --out report.html --trajectories builtin:alfworld
-
-      dreamgym report runs --json
+    - dreamgym report runs/agent
+    - dreamgym report runs/agent runs/experience --out report.html --trajectories builtin:alfworld
+    - dreamgym report runs --json
     """
     found, recorded_episodes, problems = write_report(runs, out, trajectories or (), episodes)
     unread = problems.count + sum(run.problems.count for run in found)

@@ -14,13 +14,12 @@ from dreamgym.config import nearest_name
 from dreamgym.curriculum.task_pool import TaskPool, TaskRecord, lineage, pool_path, read_pool
 from dreamgym.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="List the tasks of a run, with their results and origin.")
+app = console.group(help="List the tasks of a run, with their results and origin.")
 
 Pool = Annotated[Path, typer.Argument(metavar="RUN|POOL.jsonl", help="A run, or the file of its task pool.")]
 
 
-@app.command("list")
-@console.command
+@console.command(app, "list")
 def list_tasks(
     pool: Pool,
     generated: Annotated[bool, typer.Option("--generated", help="Only generated tasks.")] = False,
@@ -31,11 +30,9 @@ def list_tasks(
 
     Examples:
 
-      dreamgym tasks list runs/agent
-
-      dreamgym tasks list runs/agent --generated
-
-      dreamgym tasks list runs/agent/tasks.jsonl --json
+    - dreamgym tasks list runs/agent
+    - dreamgym tasks list runs/agent --generated
+    - dreamgym tasks list runs/agent/tasks.jsonl --json
     """
     found = _read(pool)
     records = found.generated if generated else list(found.records)
@@ -61,8 +58,7 @@ def list_tasks(
     )  # fmt: skip
 
 
-@app.command("show")
-@console.command
+@console.command(app, "show")
 def show_task(
     pool: Pool,
     task: Annotated[str, typer.Argument(help="The id of a task, or its instruction.")],
@@ -72,9 +68,8 @@ def show_task(
 
     Examples:
 
-      dreamgym tasks show runs/agent generated/pick_and_place_simple-Mug-None-Desk
-
-      dreamgym tasks show runs/agent "put a mug in desk" --json
+    - dreamgym tasks show runs/agent generated/pick_and_place_simple-Mug-None-Desk
+    - dreamgym tasks show runs/agent "put a mug in desk" --json
     """
     found = _read(pool)
     record = _find(found, task)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dreamgym.training.trainer import OnProgress, Progress
 
 
-@console.command
 def train_command(
     out: Annotated[
         Path | None, typer.Option(help="Run directory; an interrupted run in it is resumed.")
@@ -80,15 +79,11 @@ def train_command(
 
     Examples:
 
-      dreamgym train --experience runs/experience --out runs/agent --steps 100
-
-      dreamgym train --config dream.toml --algorithm ppo --seed 1 --out runs/ppo-1
-
-      dreamgym train --env textworld --mode real --data cooking --real-steps 80000 --out runs/real
-
-      dreamgym train --config shop.toml --env shop --data shop --experience endpoint:strong --out runs/shop
-
-      dreamgym train --sim-to-real runs/agent --real-steps 5000 --out runs/sim-to-real
+    - dreamgym train --experience runs/experience --out runs/agent --steps 100
+    - dreamgym train --config dream.toml --algorithm ppo --seed 1 --out runs/ppo-1
+    - dreamgym train --env textworld --mode real --data cooking --real-steps 80000 --out runs/real
+    - dreamgym train --config shop.toml --env shop --data shop --experience endpoint:strong --out runs/shop
+    - dreamgym train --sim-to-real runs/agent --real-steps 5000 --out runs/sim-to-real
     """
     need_models()
     flags = {
