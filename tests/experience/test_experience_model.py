@@ -275,7 +275,7 @@ async def test_what_was_refused_is_refused_again_until_something_changes() -> No
 
     def script(request: CompletionRequest) -> str:
         if request.prompt.endswith("action: take key 1\n"):
-            return "think: it lies here.\nchange: + holds agent, key 1;\nnext: You take it.\nend: no"
+            return "think: it lies here.\nchange: + holds agent1, key 1;\nnext: You take it.\nend: no"
         stuck = "think: it is locked.\nchange:\nnext: Nothing happens.\nend: no"
         asked.append(request.prompt)
         return stuck if len(asked) == 1 else "think: so be it.\nchange:\nnext: It opens.\nend: success"
@@ -284,7 +284,8 @@ async def test_what_was_refused_is_refused_again_until_something_changes() -> No
     model = ReasoningExperienceModel(
         ScriptedLanguageModel(script), name="test", settings=SETTINGS, refusals=("Nothing happens.",)
     )
-    dream = SyntheticEnvironment(TASK, model, SHEET, horizon=50, first=State(text="A safe 1."))
+    sheet = WorldSheet(facts=(*SHEET.facts, ("atlocation", AGENT, "loc 1")))
+    dream = SyntheticEnvironment(TASK, model, sheet, horizon=50, first=State(text="A safe 1, a key 1."))
     await dream.start()
     said = [(await dream.step("open safe 1")).next_state.text for _ in range(5)]
     assert said == ["Nothing happens."] * 5

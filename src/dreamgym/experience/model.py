@@ -4,9 +4,11 @@ and it continues from the corrected text. The same prompt always gets the same r
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from dreamgym.experience.recorded_rules import RecordedRules
+from dreamgym.experience.reply_checks import REFUSAL, VIOLATION, environment_texts, violation
 from dreamgym.experience.reply_format import (
     ParsedReply,
     PromptSettings,
@@ -63,12 +65,13 @@ class ReasoningExperienceModel:
         settings: PromptSettings,
         grader: Grader | None = None,
         retriever: Retriever | None = None,
-        refusals: Collection[str] = (),
+        refusals: Sequence[str] = (),
+        rules: RecordedRules | None = None,
         max_tokens: int = 400,
         cached_replies: int = 0,
     ) -> None:
         """`cached_replies` are kept for equal prompts, which rollouts of one task often have; call
-        `weights_changed` after an update."""
+        `weights_changed` after an update. Changes that contradict the `rules` are refused."""
         self.name = name
         self.language_model = model
         """The weights; the task generator shares them."""
@@ -77,7 +80,8 @@ class ReasoningExperienceModel:
         self._settings = settings
         self._grader = grader or ModelVerdict()
         self._retriever = retriever
-        self._refusals = frozenset(refusals)
+        self._refusals = tuple(refusals)
+        self._rules = rules
         self._max_tokens = max_tokens
 
     @property
@@ -117,6 +121,8 @@ class ReasoningExperienceModel:
             grader=self._grader,
             refusals=self._refusals,
             demonstrations=demonstrations,
+            history=history,
+            rules=self._rules,
         )
 
 
@@ -128,12 +134,27 @@ async def make_prediction(
     action: str,
     *,
     grader: Grader,
-    refusals: Collection[str] = (),
+    refusals: Sequence[str] = (),
     demonstrations: Sequence[Demonstration] = (),
+    history: Sequence[Transition] = (),
+    rules: RecordedRules | None = None,
+    supported: bool = True,
 ) -> Prediction:
-    """Apply a reply's changes and grade it. A refusal changes nothing and earns nothing, whatever the grader
-    says."""
+    """Check a reply, apply its changes and grade it. A refusal changes nothing and earns nothing, whatever
+    the grader says; a reply that fails a check is one (`reply_checks.violation`).
+
+    Args:
+        supported: whether recordings resemble the action; without it no success is granted.
+    """
     refused = reply.next_state in refusals
+    texts = environment_texts(task, history, state.text)
+    problem = (
+        None
+        if refused
+        else violation(reply.change, sheet, action, texts=texts, rules=rules, success=reply.success is True)
+    )
+    if problem is not None:
+        reply, refused = replace(reply, next_state=next(iter(refusals), REFUSAL)), True
     if refused:
         reply = replace(reply, change=Change(), terminated=False, success=False)
     after = apply_change(sheet, reply.change)
@@ -143,15 +164,16 @@ async def make_prediction(
         terminated=reply.terminated,
         reasoning=reply.reasoning,
         confidence=reply.confidence,
+        info={VIOLATION: problem} if problem is not None else {},
     )
-    claimed = reply.success is not False
+    claimed = reply.success is not False and supported
     transition = Transition(state=state, action=action, outcome=outcome)
     verdict = await grader.verdict(task, after, transition, claimed=claimed)
-    success = verdict.success and not refused
+    success = verdict.success and supported and not refused
     return Prediction(
         outcome=replace(
             outcome,
-            reward=0.0 if refused else verdict.reward,
+            reward=verdict.reward if supported and not refused else 0.0,
             # The grader decides: its success ends the episode, and it can overrule a success that ended it.
             terminated=success or (reply.terminated and not reply.success),
             success=success,

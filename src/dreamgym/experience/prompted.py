@@ -3,13 +3,14 @@ fine-tuning. A reply that does not parse, or contradicts the facts, is repaired 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dreamgym.config import PromptedConfig
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.experience.model import ModelVerdict, make_prediction, retrieve
 from dreamgym.experience.prompt_formats import PromptContext, PromptFormat
+from dreamgym.experience.recorded_rules import RecordedRules
 from dreamgym.experience.reply_format import ParsedReply
 from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.structured import ask_structured
@@ -39,7 +40,8 @@ class PromptedExperienceModel:
         max_characters: int | None = None,
         grader: Grader | None = None,
         retriever: Retriever | None = None,
-        refusals: Collection[str] = (),
+        refusals: Sequence[str] = (),
+        rules: RecordedRules | None = None,
         starts: Mapping[str, State] | None = None,
     ) -> None:
         """A prompt longer than `max_characters` loses the least similar demonstrations, then the oldest
@@ -57,7 +59,8 @@ class PromptedExperienceModel:
         self._max_characters = max_characters
         self._grader = grader or ModelVerdict()
         self._retriever = retriever
-        self._refusals = frozenset(refusals)
+        self._refusals = tuple(refusals)
+        self._rules = rules
         self._starts = starts or {}
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
@@ -110,6 +113,8 @@ class PromptedExperienceModel:
             grader=self._grader,
             refusals=self._refusals,
             demonstrations=context.demonstrations,
+            history=history,
+            rules=self._rules,
         )
 
     def _fit(self, context: PromptContext) -> tuple[CompletionRequest, PromptContext]:

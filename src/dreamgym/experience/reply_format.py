@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dreamgym.config import ExperienceConfig
+from dreamgym.experience.reply_checks import quote_action
 from dreamgym.experience.world_sheet import fact_lines, object_kinds, relevant_facts, visible_names
 from dreamgym.structured import parse_error, unify_line_breaks
 from dreamgym.types import Change, Demonstration, Fact, Note, Outcome, Task, Transition, WorldSheet
@@ -42,7 +43,6 @@ _CLAUSE = re.compile(r"(?:(?<=^think: )|(?<=[.;] ))(?P<name>[^.,;:=\n]+): (?P<re
 _COMPARISON = re.compile(r"(?P<left>[^.,;:=\n]+) = (?P<right>[^.,;:=\n]+): (?P<verdict>yes|no)\b")
 _MAX_CHARACTERS = 20_000
 """Of a reply; a longer one is rejected without parsing."""
-_MAX_ACTION = 500
 _MAX_UNNAMED_FACTS = 40
 """Shown for an action that names none of them."""
 _NO_CHANGE = Change()
@@ -93,20 +93,18 @@ def prompt(
     lines: list[str] = []
     for found in reversed(demonstrations[: settings.demonstrations]):
         past = found.transition
-        lines.append(f"like: {_action(past)} => {cut(past.outcome.next_state.text)}")
+        lines.append(f"like: {quote_action(past.action)} => {cut(past.outcome.next_state.text)}")
     recent = history[-settings.history :] if settings.history else ()
-    lines += [f"then: {_action(past)} => {cut(past.outcome.next_state.text)}" for past in recent[:-1]]
-    lines += [f"then: {_action(past)}" for past in recent[-1:]]
+    lines += [
+        f"then: {quote_action(past.action)} => {cut(past.outcome.next_state.text)}" for past in recent[:-1]
+    ]
+    lines += [f"then: {quote_action(past.action)}" for past in recent[-1:]]
     lines.append(f"state: {cut(state)}")
     if settings.sheet and sheet is not None:
         render = settings.select_facts or (lambda sheet, action: sheet_lines(sheet, action, settings.actor))
         lines += [_FACT + escape(line) for line in render(sheet, action)]
-    lines += [f"task: {escape(task.instruction)}", f"action: {escape(action)[:_MAX_ACTION]}"]
+    lines += [f"task: {escape(task.instruction)}", f"action: {quote_action(action)}"]
     return "\n".join(lines) + "\n"
-
-
-def _action(past: Transition) -> str:
-    return escape(past.action)[:_MAX_ACTION]
 
 
 def sheet_lines(sheet: WorldSheet, action: str, actor: str | None) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.reply_checks import is_quoted_from
 from dreamgym.experience.world_sheet import MAX_FACTS, TaskCheck
 from dreamgym.protocols import LanguageModel
 from dreamgym.structured import ask_structured, fill_template, parse_json, quote, quote_json
@@ -42,8 +43,9 @@ class _Finding(BaseModel):
 
 
 class EvidenceJudge:
-    """Another language model decides, and must quote the evidence. It is asked only where the experience
-    model claims success: elsewhere each error would be a reward for nothing."""
+    """Another language model decides, and must quote the evidence: a fact, or words of the next state that
+    are not the action's own. It is asked only where the experience model claims success: elsewhere each error
+    would be a reward for nothing."""
 
     def __init__(self, model: LanguageModel, *, attempts: int = 3) -> None:
         self._model = model
@@ -75,7 +77,8 @@ class EvidenceJudge:
             name="judge",
             attempts=self._attempts,
         )
-        return found.done and any(_contains(text, found.evidence) for text in (after, *facts))
+        shown = _contains(after, found.evidence) and not is_quoted_from(found.evidence, transition.action)
+        return found.done and (shown or any(_contains(fact, found.evidence) for fact in facts))
 
 
 def _contains(text: str, evidence: str) -> bool:

@@ -42,10 +42,13 @@ def apply_change(sheet: WorldSheet, change: Change) -> WorldSheet:
     return WorldSheet(facts=(*(fact for fact in sheet.facts if fact not in removed), *change.begun))
 
 
+def names_of(facts: Iterable[Fact]) -> frozenset[str]:
+    return frozenset(name for fact in facts for name in fact[1:])
+
+
 def relevant_facts(sheet: WorldSheet, action: str, *, actor: str | None = None) -> tuple[Fact, ...]:
     """The facts about the names in an action, the actor, and everything at the actor's place."""
-    names = {name for fact in sheet.facts for name in fact[1:]}
-    wanted = {name for name in names if _mentions(action, name)}
+    wanted = {name for name in names_of(sheet.facts) if _mentions(action, name)}
     if actor is not None:
         wanted.add(actor)
         wanted.update(

@@ -1,5 +1,6 @@
-"""Fine-tunes an experience model: trajectories in, a run directory with `run.json`, `checkpoint.pt`,
-`curve.json`, `model/` in the Hugging Face format and the replay buffer of its demonstrations out."""
+"""Fine-tunes an experience model: trajectories in, a run directory with `run.json`, `rules.json` (what the
+recordings prove about actions), `checkpoint.pt`, `curve.json`, `model/` in the Hugging Face format and the
+replay buffer of its demonstrations out."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.experience.dataset import Example, examples, held_out, limit_repeats, oversample, variations
+from dreamgym.experience.recorded_rules import RULES_FILE, mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator, Retriever
@@ -55,7 +57,18 @@ async def fine_tune(
         fine_tuning = _fine_tuning(config, training, validation, folder)
         fine_tuning.resume()  # before writing: a run that is refused stays as it was
         run.with_data(folder, _written(recorded, folder) if data is None else data).write(folder)
+        await _write_rules(run, recorded, annotator, folder)
         return await fine_tuning.run(on_progress)
+
+
+async def _write_rules(
+    run: ExperienceRun, recorded: Sequence[Trajectory], annotator: Annotator, folder: Path
+) -> None:
+    """What the recordings prove about actions, where the environment discloses its facts."""
+    known = recorded_steps(annotated(recorded, annotator), annotator, run.refusals)
+    steps = [step async for step in known]
+    if steps:
+        mine_rules(steps, actor=run.actor).write(folder / RULES_FILE)
 
 
 def _written(trajectories: Sequence[Trajectory], folder: Path) -> list[Path]:

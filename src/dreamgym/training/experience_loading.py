@@ -16,6 +16,7 @@ from dreamgym.errors import ConfigError
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.prompt_formats import JsonFormat, environment_description
 from dreamgym.experience.prompted import PromptedExperienceModel
+from dreamgym.experience.recorded_rules import RULES_FILE, RecordedRules
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
 from dreamgym.models.registry import NAMES, LanguageModels, check_language_model, names_language_model
@@ -180,6 +181,7 @@ def _load_fine_tuned(
         grader=grader,
         retriever=retriever,
         refusals=run.refusals,
+        rules=RecordedRules.read(folder / RULES_FILE),
         cached_replies=cached_replies,
     )
 

@@ -25,6 +25,8 @@ ROOMS = frozenset({
 FURNITURE = frozenset({"bed", "bench", "counter", "shelf", "showcase", "sofa", "table", "toilet"})
 """Holds objects. Furniture and rooms are exchangeable names. Directions and foods could be, too, but then
 long lists are learnt later, and a wrong exit or recipe in the dream makes a policy ignore what it reads."""
+UNKNOWN = "no such thing"
+"""Stands in prompts and reasoning for a name that the facts do not have."""
 OPPOSITE = {"north": "south", "south": "north", "west": "east", "east": "west"}
 
 _ACTIONS = (
@@ -47,6 +49,7 @@ _ACTIONS = (
     ("eat", re.compile(r"^eat (?P<x>.+)$")),
     ("drink", re.compile(r"^drink (?P<x>.+)$")),
 )
+_KNOWN_WORDS = frozenset({"", MEAL, *OPPOSITE})
 _SEEN = ("needs_cooking", "raw", "uncut", "cooked", "edible", "inedible", "drinkable", "sharp", "fixed")
 
 
@@ -84,8 +87,8 @@ class GameFacts:
         self.room = self.place.get(PLAYER, ("at", "nowhere"))[1]
 
     def named(self, words: str) -> str:
-        """The spelling in the facts; unknown names stay as they are."""
-        return self._names.get(words.lower(), words)
+        """The spelling in the facts. An action may contain any text, which must not become part of a fact."""
+        return self._names.get(words.lower(), words if words in _KNOWN_WORDS else UNKNOWN)
 
     def has(self, *fact: str) -> bool:
         return fact in self.facts

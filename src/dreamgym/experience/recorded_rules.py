@@ -1,0 +1,365 @@
+"""What recorded transitions prove about actions: which facts each kind of action changes, and which facts
+held whenever it was accepted.
+
+A kind of action is its text with a slot for every name on the world sheet: ``take @0 from @1``. A condition
+is kept if no accepted action of its kind contradicts it and at least one refused action does. An imagined
+change that contradicts the rules is refused (`reply_checks`): a policy gains nothing from a careless reply.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from dreamgym.experience.world_sheet import apply_change, names_of
+from dreamgym.files import atomic_write
+from dreamgym.protocols import Annotator
+from dreamgym.types import Change, Fact, Trajectory, WorldSheet
+
+RULES_FILE = "rules.json"
+_MIN_ACCEPTED = 20
+"""Accepted observations that a condition needs."""
+_COMMON = 0.9
+"""A name in this share of the sheets is a constant."""
+_SELF, _OTHER, _LINKED = "?", "*", "linked"
+
+Pattern: TypeAlias = tuple[str, ...]
+"""A fact about one object: ``?`` is the object, ``@0`` a name in the action, ``*`` any other name."""
+Effect: TypeAlias = tuple[str, ...]
+"""A sign, a predicate and arguments as in a pattern."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """One recorded action with the facts before it."""
+
+    facts: tuple[Fact, ...]
+    action: str
+    change: Change
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What holds whenever an action of a kind is accepted.
+
+    Of the object in slot `where`, or of every object if it is empty: where the pattern `given` holds (None:
+    always), `needed` holds, or does not hold if `negated`.
+    """
+
+    where: str
+    given: Pattern | None
+    needed: Pattern
+    negated: bool
+    accepted: int = 0
+    refused: int = 0
+
+    def __str__(self) -> str:
+        subject = self.where or "every object"
+        given = f" with {_spelt(self.given)}" if self.given else ""
+        return f"{subject}{given} {'never' if self.negated else 'always'} has {_spelt(self.needed)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionKind:
+    """The recorded effects and conditions of one kind of action."""
+
+    effects: frozenset[Effect] = frozenset()
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRules:
+    """The rules of one environment, as far as its recordings prove them."""
+
+    predicates: frozenset[tuple[str, int]]
+    """Predicates with their number of arguments."""
+    constants: frozenset[str]
+    """Names on nearly every sheet, and properties."""
+    new_names: frozenset[str]
+    """Names that actions brought onto sheets."""
+    kinds: Mapping[str, ActionKind] = field(default_factory=dict)
+    """By kind of action; only kinds that were accepted at least once."""
+
+    def violation(self, sheet: WorldSheet, action: str, change: Change, *, success: bool) -> str | None:
+        """Why these facts do not allow a change or a success by this action; None if they do."""
+        for fact in (*change.ended, *change.begun):
+            if (fact[0], len(fact) - 1) not in self.predicates:
+                return f"no recording has a fact like {' '.join(fact)!r}"
+        if not (change.ended or change.begun or success):
+            return None
+        shape, names = action_shape(sheet.facts, action)
+        kind = self.kinds.get(shape)
+        if kind is None:
+            return f"no action like {shape!r} was accepted in the recordings"
+        known = names_of(sheet.facts)
+        unseen = [each for each in _effects(change, names, self.constants, known) if each not in kind.effects]
+        if unseen:
+            return f"{shape!r} never had the effect {' '.join(unseen[0])!r} in the recordings"
+        objects = _Objects(sheet.facts, names, self.constants)
+        broken = next((each for each in kind.conditions if not objects.satisfy(each)), None)
+        return None if broken is None else f"{shape!r}: {broken}"
+
+    def write(self, path: Path) -> None:
+        kinds = {
+            shape: {
+                "effects": sorted(map(list, kind.effects)),
+                "conditions": [
+                    [each.where, each.given, each.needed, each.negated, each.accepted, each.refused]
+                    for each in kind.conditions
+                ],
+            }
+            for shape, kind in sorted(self.kinds.items())
+        }
+        found = {
+            "predicates": sorted(map(list, self.predicates)),
+            "constants": sorted(self.constants),
+            "new_names": sorted(self.new_names),
+            "kinds": kinds,
+        }
+        with atomic_write(path) as partial:
+            partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """None if there is no such file."""
+        if not path.exists():
+            return None
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            predicates=frozenset((str(name), int(count)) for name, count in found["predicates"]),
+            constants=frozenset(found["constants"]),
+            new_names=frozenset(found["new_names"]),
+            kinds={
+                shape: ActionKind(
+                    effects=frozenset(map(tuple, kind["effects"])),
+                    conditions=tuple(_read_condition(*each) for each in kind["conditions"]),
+                )
+                for shape, kind in found["kinds"].items()
+            },
+        )
+
+
+def _read_condition(
+    where: str, given: list[str] | None, needed: list[str], negated: bool, accepted: int, refused: int
+) -> Condition:
+    return Condition(
+        where=where,
+        given=tuple(given) if given is not None else None,
+        needed=tuple(needed),
+        negated=negated,
+        accepted=accepted,
+        refused=refused,
+    )
+
+
+def action_shape(facts: Sequence[Fact], action: str) -> tuple[str, tuple[str, ...]]:
+    """The action with a slot for each name among the facts, and these names.
+
+    >>> action_shape([("in", "red apple", "fridge"), ("raw", "apple")], "take red apple from fridge")
+    ('take @0 from @1', ('red apple', 'fridge'))
+    """
+    names: list[str] = []
+
+    def slot(found: re.Match[str]) -> str:
+        if found[0] not in names:
+            names.append(found[0])
+        return f"@{names.index(found[0])}"
+
+    known = names_of(facts)
+    return (_names_pattern(known).sub(slot, action) if known else action), tuple(names)
+
+
+@lru_cache(maxsize=4096)
+def _names_pattern(names: frozenset[str]) -> re.Pattern[str]:
+    listed = "|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name)) if name)
+    return re.compile(rf"(?<!\w)(?:{listed})(?!\w)")
+
+
+def _spelt(pattern: Pattern) -> str:
+    return f"`{' '.join(pattern)}`"
+
+
+def _effects(
+    change: Change, names: Sequence[str], constants: Collection[str], known: Collection[str]
+) -> Iterator[Effect]:
+    def argument(name: str) -> str:
+        if name in names:
+            return f"@{names.index(name)}"
+        return name if name in constants or name not in known else _OTHER
+
+    for sign, facts in (("-", change.ended), ("+", change.begun)):
+        for predicate, *arguments in facts:
+            yield (sign, predicate, *map(argument, arguments))
+
+
+class _Objects:
+    """The patterns that hold of each object before an action."""
+
+    def __init__(self, facts: Iterable[Fact], names: Sequence[str], constants: Set[str]) -> None:
+        self._names = names
+        self._constants = constants
+        self._facts: dict[str, list[Fact]] = {}
+        for fact in facts:
+            for name in set(fact[1:]):
+                self._facts.setdefault(name, []).append(fact)
+        self._patterns: dict[str, frozenset[Pattern]] = {}
+
+    def satisfy(self, condition: Condition) -> bool:
+        return all(
+            (condition.needed in found) != condition.negated
+            for found in self.of(condition.where)
+            if condition.given is None or condition.given in found
+        )
+
+    def of(self, where: str) -> Iterator[frozenset[Pattern]]:
+        """The patterns of the object in a slot, or those of every object."""
+        if where:
+            number = int(where[1:])
+            if number < len(self._names):
+                yield self.patterns(self._names[number])
+        else:
+            yield from map(self.patterns, self._facts)
+
+    def patterns(self, thing: str) -> frozenset[Pattern]:
+        if thing not in self._patterns:
+            self._patterns[thing] = frozenset(self._made(thing))
+        return self._patterns[thing]
+
+    def _made(self, thing: str) -> Iterator[Pattern]:
+        slots = {name: f"@{number}" for number, name in enumerate(self._names) if name != thing}
+        for predicate, *arguments in self._facts.get(thing, ()):
+            others = [name for name in arguments if name != thing]
+            yield (predicate, *(_SELF if name == thing else _OTHER for name in arguments))
+            if all(name in slots or name in self._constants for name in others):
+                yield (
+                    predicate,
+                    *(_SELF if name == thing else slots.get(name, name) for name in arguments),
+                )
+            yield from ((_LINKED, slots[name]) for name in others if name in slots)
+            if len(others) == 1 and thing in self._names:
+                yield from self._joined(predicate, thing, others[0])
+
+    def _joined(self, predicate: str, thing: str, shared: str) -> Iterator[Pattern]:
+        """Another constant that stands in a relation to the same name: the actor at the object's place."""
+        for other, *arguments in self._facts.get(shared, ()):
+            if len(arguments) == 2 and arguments[1] == shared and arguments[0] in self._constants - {thing}:
+                yield (predicate, _SELF, other, arguments[0])
+
+
+async def recorded_steps(
+    trajectories: Iterable[Trajectory], annotator: Annotator, refusals: Collection[str]
+) -> AsyncIterator[RecordedStep]:
+    """The steps of trajectories whose environment disclosed its facts, kept current by the annotator."""
+    for trajectory in trajectories:
+        if trajectory.sheet is None:
+            continue
+        sheet, annotation = trajectory.sheet, await annotator.annotate(trajectory)
+        for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):
+            refused = transition.outcome.next_state.text in refusals
+            yield RecordedStep(
+                facts=sheet.facts, action=transition.action, change=note.change, refused=refused
+            )
+            sheet = apply_change(sheet, note.change)
+
+
+def mine_rules(steps: Iterable[RecordedStep], *, actor: str | None = None) -> RecordedRules:
+    """The rules that recorded steps prove."""
+    found = list(steps)
+    constants = _constants(found, actor)
+    predicates: set[tuple[str, int]] = set()
+    new_names: set[str] = set()
+    shapes: dict[str, list[tuple[RecordedStep, tuple[str, ...]]]] = {}
+    for step in found:
+        shape, names = action_shape(step.facts, step.action)
+        shapes.setdefault(shape, []).append((step, names))
+        changed = (*step.change.ended, *step.change.begun)
+        predicates.update((fact[0], len(fact) - 1) for fact in (*step.facts, *changed))
+        new_names |= names_of(step.change.begun) - names_of(step.facts)
+    kinds = {
+        shape: ActionKind(
+            effects=frozenset(
+                effect
+                for step, names in seen
+                for effect in _effects(step.change, names, constants, names_of(step.facts))
+            ),
+            conditions=_conditions(seen, constants),
+        )
+        for shape, seen in shapes.items()
+        if not all(step.refused for step, _ in seen)
+    }
+    return RecordedRules(
+        predicates=frozenset(predicates),
+        constants=frozenset(constants),
+        new_names=frozenset(new_names),
+        kinds=kinds,
+    )
+
+
+def _constants(steps: Sequence[RecordedStep], actor: str | None) -> set[str]:
+    sheets = {step.facts for step in steps}
+    counts = Counter(name for facts in sheets for name in names_of(facts))
+    properties = {fact[0] for facts in sheets for fact in facts if len(fact) == 2}
+    common = {name for name, count in counts.items() if count >= _COMMON * len(sheets)}
+    return common | (properties & counts.keys()) | ({actor} if actor else set())
+
+
+def _conditions(
+    seen: Sequence[tuple[RecordedStep, tuple[str, ...]]], constants: Set[str]
+) -> tuple[Condition, ...]:
+    """The conditions that every accepted step meets and some refused step does not."""
+    if not any(step.refused for step, _ in seen):
+        return ()
+    places = tuple(f"@{number}" for number in range(len(seen[0][1]))) or ("",)
+    always: dict[tuple[str, Pattern | None], set[Pattern]] = {}
+    ever: dict[tuple[str, Pattern | None], set[Pattern]] = {}
+    support: Counter[tuple[str, Pattern | None]] = Counter()
+    objects = [(step.refused, _Objects(step.facts, names, constants)) for step, names in seen]
+    for refused, each in objects:
+        for where, given, patterns in () if refused else _roles(each, places):
+            support[where, given] += 1
+            always.setdefault((where, given), set(patterns)).intersection_update(patterns)
+            ever.setdefault((where, given), set()).update(patterns)
+    broken: Counter[tuple[str, Pattern | None, Pattern, bool]] = Counter()
+    for refused, each in objects:
+        if refused:
+            broken.update(
+                {
+                    (where, given, needed, negated)
+                    for where, given, patterns in _roles(each, places)
+                    if support[where, given] >= _MIN_ACCEPTED
+                    for negated, wrong in (
+                        (False, always[where, given] - patterns),
+                        (True, patterns - ever[where, given]),
+                    )
+                    for needed in wrong
+                }
+            )
+    return tuple(
+        Condition(
+            where=where,
+            given=given,
+            needed=needed,
+            negated=negated,
+            accepted=support[where, given],
+            refused=count,
+        )
+        for (where, given, needed, negated), count in sorted(broken.items(), key=str)
+        if given is None or (where, None, needed, negated) not in broken
+    )
+
+
+def _roles(
+    objects: _Objects, places: Sequence[str]
+) -> Iterator[tuple[str, Pattern | None, frozenset[Pattern]]]:
+    for where in places:
+        for patterns in objects.of(where):
+            if where:
+                yield where, None, patterns
+            yield from ((where, given, patterns) for given in patterns)
