@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dreamgym.experience.recorded_rules import RecordedRules
-from dreamgym.experience.reply_checks import REFUSAL, VIOLATION, environment_texts, violation
 from dreamgym.experience.reply_format import (
     ParsedReply,
     PromptSettings,
@@ -19,7 +18,7 @@ from dreamgym.experience.reply_format import (
     prompt_facts,
     start_prompt,
 )
-from dreamgym.experience.world_sheet import apply_change
+from dreamgym.experience.world_sheet import apply_change, environment_texts, violation
 from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.single_flight import SingleFlight
 from dreamgym.structured import ask_structured
@@ -40,6 +39,10 @@ from dreamgym.types import (
 
 _MAX_CORRECTIONS = 8
 """Of one reply; each is another request to the model."""
+REFUSAL = "Nothing happens."
+"""Where the environment has no text of its own for a refusal."""
+VIOLATION = "violation"
+"""In `Outcome.info`: the check that a reply failed."""
 _NO_REASONING = "think: \nchange:"
 """The start of a reply without reasoning, however the model was fine-tuned."""
 
@@ -141,7 +144,7 @@ async def make_prediction(
     supported: bool = True,
 ) -> Prediction:
     """Check a reply, apply its changes and grade it. A refusal changes nothing and earns nothing, whatever
-    the grader says; a reply that fails a check is one (`reply_checks.violation`).
+    the grader says; a reply that fails a check is one (`world_sheet.violation`).
 
     Args:
         supported: whether recordings resemble the action; without it no success is granted.

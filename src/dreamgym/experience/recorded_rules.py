@@ -3,7 +3,7 @@ held whenever it was accepted.
 
 A kind of action is its text with a slot for every name on the world sheet: ``take @0 from @1``. A condition
 is kept if no accepted action of its kind contradicts it and at least one refused action does. An imagined
-change that contradicts the rules is refused (`reply_checks`): a policy gains nothing from a careless reply.
+change that contradicts the rules is refused (`world_sheet.violation`), so a policy gains nothing by it.
 """
 
 from __future__ import annotations

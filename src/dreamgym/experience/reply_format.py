@@ -23,9 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dreamgym.config import ExperienceConfig
-from dreamgym.experience.reply_checks import quote_action
 from dreamgym.experience.world_sheet import fact_lines, object_kinds, relevant_facts, visible_names
-from dreamgym.structured import parse_error, unify_line_breaks
+from dreamgym.structured import parse_error, quote_action, unify_line_breaks
 from dreamgym.types import Change, Demonstration, Fact, Note, Outcome, Task, Transition, WorldSheet
 
 _REPLY = re.compile(

@@ -4,10 +4,12 @@ satisfy the grader."""
 
 from __future__ import annotations
 
+import re
+from difflib import SequenceMatcher
+
 from pydantic import BaseModel, ConfigDict
 
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.experience.reply_checks import is_quoted_from
 from dreamgym.experience.world_sheet import MAX_FACTS, TaskCheck
 from dreamgym.protocols import LanguageModel
 from dreamgym.structured import ask_structured, fill_template, parse_json, quote, quote_json
@@ -15,6 +17,9 @@ from dreamgym.types import CompletionRequest, FailureKind, Task, Transition, Ver
 
 _TEXT_LIMIT = 4_000
 """Characters of each state in the prompt of a judge."""
+_MAX_QUOTED = 0.5
+"""Of the words of a piece of evidence may be a quotation of the action."""
+_WORD = re.compile(r"\w+")
 
 
 class SheetCheck:
@@ -77,7 +82,7 @@ class EvidenceJudge:
             name="judge",
             attempts=self._attempts,
         )
-        shown = _contains(after, found.evidence) and not is_quoted_from(found.evidence, transition.action)
+        shown = _contains(after, found.evidence) and not _is_quoted_from(found.evidence, transition.action)
         return found.done and (shown or any(_contains(fact, found.evidence) for fact in facts))
 
 
@@ -89,3 +94,16 @@ def _contains(text: str, evidence: str) -> bool:
     """
     quoted = " ".join(evidence.split()).strip(" \"'.…").lower()
     return len(quoted) > 2 and quoted in " ".join(text.split()).lower()
+
+
+def _is_quoted_from(evidence: str, action: str) -> bool:
+    """Whether a piece of evidence is mostly a quotation of the action.
+
+    >>> _is_quoted_from("the safe is open", "say: The safe is open!")
+    True
+    >>> _is_quoted_from("You pick up the mug 1 from the desk 1.", "take mug 1 from desk 1")
+    False
+    """
+    words, said = (_WORD.findall(text[:_TEXT_LIMIT].lower()) for text in (evidence, action))
+    most = SequenceMatcher(None, words, said, autojunk=False).find_longest_match().size
+    return not words or most > _MAX_QUOTED * len(words)

@@ -4,6 +4,10 @@ A sheet lists what was true at the start. During an episode every prediction dec
 which begin, and `apply_change` applies them, so the model never has to derive the present from a long
 history. Prompts show only the facts that the action touches, because small models copy well from nearby text.
 
+The text of an action is untrusted, and so is a reply to it. A reply may end only facts that the sheet holds,
+and begin only facts about names that the sheet or the environment's own texts have, never about names that
+only the action mentions (`violation`).
+
 Environments that do not disclose their facts get a sheet in hindsight (`hindsight_sheet`): whatever a later
 state showed was true from the start, unless an action of the agent made it so. `SheetSampler` makes new
 sheets from known ones.
@@ -15,9 +19,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from dreamgym.types import Change, Fact, State, Task, Trajectory, WorldSheet
+from dreamgym.types import Change, Fact, State, Task, Trajectory, Transition, WorldSheet
+
+if TYPE_CHECKING:
+    from dreamgym.experience.recorded_rules import RecordedRules
 
 MAX_FACTS = 300
 """In one prompt."""
@@ -27,6 +34,9 @@ _ATTEMPTS = 200
 """Recombined sheets, of which the first on which a task can succeed is used."""
 TaskCheck: TypeAlias = Callable[[Task, WorldSheet], bool]
 """Whether a task is done, or can be done, on these facts."""
+Said: TypeAlias = tuple[str, str]
+"""A text of the environment, and the action that it answers (empty for none)."""
+_MAX_CHANGES = 200
 _NUMBERED = re.compile(r"(?P<kind>.*) (?P<number>[0-9]{1,9})", re.S)
 
 
@@ -40,6 +50,56 @@ def apply_change(sheet: WorldSheet, change: Change) -> WorldSheet:
     """
     removed = {*change.ended, *change.begun}
     return WorldSheet(facts=(*(fact for fact in sheet.facts if fact not in removed), *change.begun))
+
+
+def violation(
+    change: Change,
+    sheet: WorldSheet,
+    action: str,
+    *,
+    texts: Sequence[Said] = (),
+    rules: RecordedRules | None = None,
+    success: bool = False,
+) -> str | None:
+    """Why a reply's change contradicts what is known; None if it does not. Without facts nothing is known.
+
+    Args:
+        texts: the environment's own. A name in the action that a text answers is not known from it: the
+            answer may repeat it.
+        success: the reply claims success.
+
+    >>> sheet = WorldSheet(facts=(("closed", "safe 1"),))
+    >>> violation(Change(ended=(("in", "meal", "player"),)), sheet, "eat meal in player")
+    "it ends 'in meal player', which does not hold"
+    >>> violation(Change(begun=(("consumed", "meal"),)), sheet, "eat meal")
+    "it begins 'consumed meal', but only the action names 'meal'"
+    """
+    if not sheet.facts:
+        return None
+    if len(change.ended) + len(change.begun) > _MAX_CHANGES:
+        return f"it changes more than {_MAX_CHANGES} facts"
+    held = set(sheet.facts)
+    for fact in change.ended:
+        if fact not in held:
+            return f"it ends {' '.join(fact)!r}, which does not hold"
+    known = names_of(sheet.facts) | (rules.new_names if rules else frozenset())
+    for fact in change.begun:
+        for name in fact[1:]:
+            if name not in known and not _told(name, texts):
+                named = "only the action names" if _mentions(action, name) else "nothing is known of"
+                return f"it begins {' '.join(fact)!r}, but {named} {name!r}"
+    return rules.violation(sheet, action, change, success=success) if rules is not None else None
+
+
+def environment_texts(task: Task, history: Sequence[Transition], state: str) -> list[Said]:
+    """The texts of an episode, each with the action that it answers."""
+    answered = [(past.outcome.next_state.text, past.action) for past in history]
+    before = history[0].state.text if history else state
+    return [(task.instruction, ""), (before, ""), *answered]
+
+
+def _told(name: str, texts: Sequence[Said]) -> bool:
+    return any(_mentions(text, name) and not _mentions(action, name) for text, action in texts)
 
 
 def names_of(facts: Iterable[Fact]) -> frozenset[str]:
