@@ -1,7 +1,8 @@
 """Records trajectories from a real environment, in parallel and resumable.
 
-Episode i plays task i with a policy that depends on (seed, i) only, and its trajectory id names both. So a
-killed run resumes by playing the missing ids, and the same settings always give the same episodes.
+The number of an episode and the seed give its task and its policy, and its trajectory id names them. So a
+killed run resumes by playing the missing ids, and the same settings always give the same episodes. The policy
+`explore` also depends on earlier episodes: those of earlier blocks, and those of the same task.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config
-from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.coverage import Coverage
+from dreamgym.envs.exploration import ExplorationMemory, ExplorePolicy
 from dreamgym.envs.references import short_name
 from dreamgym.envs.scripted_policies import make_policy, resolve_policy
 from dreamgym.errors import ConfigError, DataError
@@ -30,7 +33,7 @@ from dreamgym.types import RolloutFailure, Task, Trajectory
 
 _BLOCK = 64
 """Tasks requested at a time: some environments first prove that a task can be solved."""
-_SETTINGS = "collect.json"
+_SETTINGS, _COVERAGE = "collect.json", "coverage.json"
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class CollectReport:
     failures: Counter[str] = field(default_factory=Counter)
     by_policy: dict[str, list[int]] = field(default_factory=dict)
     """Policy name to [episodes, successes, steps]."""
+    coverage: Coverage = field(default_factory=Coverage)
+    """The actions of all episodes, also of those that were there before."""
 
     def count(self, trajectory: Trajectory) -> None:
         self.episodes += 1
@@ -53,6 +58,7 @@ class CollectReport:
         row = self.by_policy.setdefault(trajectory.provenance.policy, [0, 0, 0])
         for column, value in enumerate((1, int(trajectory.success), len(trajectory))):
             row[column] += value
+        self.coverage.add([trajectory])
 
 
 OnEpisode = Callable[[CollectReport], None]
@@ -103,64 +109,127 @@ async def collect(
         }
         missing = {name: episode for name, episode in wanted.items() if name not in writer.ids}
         report.already_there = len(wanted) - len(missing)
+        exploration = _Exploration(config)
+        if writer.ids:
+            await asyncio.to_thread(_read_earlier, settings.out, wanted, report, exploration)
         if missing and names_language_model(settings.policy):
             models.open(settings.policy, role="agent")
             await models.check_reachable()
         places = asyncio.Semaphore(settings.concurrency)
+
+        async def play(episode: int, task: Task) -> None:
+            result = await _episode(config, factory, models, exploration, episode, task)
+            exploration.finish(episode, result)
+            await finished.put(result)
+
         finished: asyncio.Queue[Trajectory | RolloutFailure] = asyncio.Queue()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_store(finished, len(missing), writer, report, notify))
                 async for episode, task in _tasks(factory, config, sorted(missing.values())):
                     await places.acquire()
-                    play = group.create_task(_episode(config, factory, models, episode, task, finished))
-                    play.add_done_callback(lambda _: places.release())
+                    running = group.create_task(play(episode, task))
+                    running.add_done_callback(lambda _: places.release())
                     # An in-process episode never waits: let it run now, so that rows are written early.
                     await asyncio.sleep(0)
         except ExceptionGroup as several:
             raise several.exceptions[0] from None  # the others were cancelled because of the first
         report.seconds = clock() - started
+        write_text(settings.out / _COVERAGE, json.dumps(report.coverage.to_dict(), indent=2) + "\n")
     return report
+
+
+def _read_earlier(
+    folder: Path, wanted: dict[str, int], report: CollectReport, exploration: _Exploration
+) -> None:
+    for trajectory in read_trajectories(folder):
+        report.coverage.add([trajectory])
+        if trajectory.id in wanted:
+            exploration.finish(wanted[trajectory.id], trajectory)
+
+
+class _Exploration:
+    """What each episode of `explore` may know: all of the earlier blocks, and its own task's episodes.
+
+    So episodes of different tasks in a block run concurrently, and the result depends neither on the order in
+    which they end nor on interruptions.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._active = config.collect.policy == ExplorePolicy.name
+        self._per_task = config.collect.episodes_per_task
+        self._block = max(1, _BLOCK // self._per_task) * self._per_task
+        self._memory = ExplorationMemory()
+        self._known = 0
+        """Episodes in the memory: all before this number."""
+        self._results: dict[int, Trajectory | RolloutFailure] = {}
+        self._changed = asyncio.Event()
+
+    def finish(self, episode: int, result: Trajectory | RolloutFailure) -> None:
+        if self._active:
+            self._results[episode] = result
+            self._changed.set()
+
+    async def before(self, episode: int) -> tuple[ExplorationMemory, list[Trajectory]]:
+        """The memory of the earlier blocks, and the earlier episodes of the same task."""
+        block, task = episode - episode % self._block, episode - episode % self._per_task
+        while not all(
+            each in self._results for each in range(self._known, episode) if each < block or each >= task
+        ):
+            self._changed.clear()
+            await self._changed.wait()
+        for number in range(self._known, block):
+            result = self._results.pop(number)
+            if isinstance(result, Trajectory):
+                self._memory.add(result)
+        self._known = max(self._known, block)
+        earlier = [self._results[each] for each in range(task, episode)]
+        return self._memory, [each for each in earlier if isinstance(each, Trajectory)]
 
 
 async def _tasks(
     factory: EnvironmentFactory, config: Config, episodes: list[int]
 ) -> AsyncIterator[tuple[int, Task]]:
-    """The task of each episode; tasks repeat where the environment has fewer than episodes."""
+    """The task of each episode; tasks repeat where the environment has fewer than are needed."""
     settings = config.collect
     known: list[Task] = []
     complete = False
     for episode in episodes:
-        while episode >= len(known) and not complete:
-            count = min(settings.episodes, (episode // _BLOCK + 1) * _BLOCK)
+        place = episode // settings.episodes_per_task
+        while place >= len(known) and not complete:
+            count = min(-(-settings.episodes // settings.episodes_per_task), (place // _BLOCK + 1) * _BLOCK)
             try:
                 known = list(await factory.tasks(settings.split, count, seed=config.seed))
             except ConfigError:
                 # Fewer tasks than episodes; a split that does not exist raises again, without a count.
                 known = list(await factory.tasks(settings.split, None, seed=config.seed))
                 complete = True
-        yield episode, known[episode % len(known)]
+        yield episode, known[place % len(known)]
 
 
 async def _episode(
     config: Config,
     factory: EnvironmentFactory,
     models: LanguageModels,
+    exploration: _Exploration,
     episode: int,
     task: Task,
-    finished: asyncio.Queue[Trajectory | RolloutFailure],
-) -> None:
+) -> Trajectory | RolloutFailure:
     settings = config.collect
     seed = derive_seed("collect", config.seed, episode)
+    explores = settings.policy == ExplorePolicy.name
+    memory, earlier = await exploration.before(episode) if explores else (None, [])
 
     def policy(environment: Environment) -> Policy:
         if names_language_model(settings.policy):
             model = models.open(settings.policy, role="agent")
             return PromptedPolicy(model, config.agent, seed=seed, name=settings.policy)
+        if explores:
+            return ExplorePolicy(seed, memory=memory, earlier=earlier, templates=settings.actions)
         named = resolve_policy(settings.policy, seed=config.seed, episode=episode)
         return make_policy(named, environment, seed=seed)
 
-    result = await run_episode(
+    return await run_episode(
         lambda: factory.make(task, seed=seed),
         policy,
         trajectory_id=trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy),
@@ -169,7 +238,6 @@ async def _episode(
         keep_admissible_actions=settings.admissible_actions,
         keep_world_sheet=settings.world_sheet,
     )
-    await finished.put(result)
 
 
 async def _store(
@@ -204,6 +272,8 @@ def _check_settings(config: Config, environment: str) -> None:
         "policy": settings.policy,
         "split": settings.split,
         "seed": config.seed,
+        "episodes_per_task": settings.episodes_per_task,
+        "actions": list(settings.actions),
     }
     path = settings.out / _SETTINGS
     if not path.exists():

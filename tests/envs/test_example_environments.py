@@ -10,7 +10,7 @@ import pytest
 
 import dreamgym as dg
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.envs.registry import find_environment
+from dreamgym.envs.registry import find_environment, is_known
 from dreamgym.errors import ConfigError
 from dreamgym.types import Outcome, State, Task
 from tests.conftest import ROOT
@@ -139,6 +139,10 @@ def test_a_reference_that_leads_nowhere_says_why(tmp_path: Path) -> None:
     for name, message in cases.items():
         with pytest.raises(ConfigError, match=message):
             find_environment(name)
+    assert not is_known(f"{tmp_path}/nowhere.py:Thing")
+    assert not is_known("no.such.module:Thing")
+    assert not is_known("a:b:c")
+    assert is_known(VENDING)
 
 
 async def test_an_environment_by_reference_is_recorded_under_that_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dreamgym.cli import console
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.collection import CollectReport, collect
 from dreamgym.config import Config
+from dreamgym.envs.coverage import FEW
 from dreamgym.envs.registry import open_environment
 
 
@@ -20,11 +21,12 @@ def collect_command(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="expert | expert:NAME | random | noisy:SHARE | clumsy:SHARE | careless:SHARE | mix, or a "
-            "language model: endpoint:NAME | endpoint:MODEL@URL | hf:NAME_OR_PATH"
+            help="expert | expert:NAME | random | explore | noisy:SHARE | clumsy:SHARE | careless:SHARE | "
+            "mix, or a language model: endpoint:NAME | endpoint:MODEL@URL | hf:NAME_OR_PATH"
         ),
     ] = None,
     episodes: Annotated[int | None, typer.Option(help="number of episodes in all")] = None,
+    episodes_per_task: Annotated[int | None, typer.Option(help="episodes of one task")] = None,
     split: Annotated[str | None, typer.Option(help="which tasks, see `dreamgym envs describe NAME`")] = None,
     out: Annotated[
         Path | None, typer.Option(help="directory of trajectory shards; resumed if it exists")
@@ -49,6 +51,7 @@ def collect_command(
     - dreamgym collect --env alfworld --policy mix --episodes 200 --out trajectories
     - dreamgym collect --env alfworld --data ~/alfworld_data --split valid_seen --policy expert --out official
     - dreamgym collect --env textworld --policy noisy:0.3 --episodes 500 --out cooking --json
+    - dreamgym collect --env shop/vending.py:Vending --policy explore --episodes 600 --episodes-per-task 4
     """
     resolved = resolve(
         config,
@@ -58,6 +61,7 @@ def collect_command(
             "environment.options.data": data,
             "collect.policy": policy,
             "collect.episodes": episodes,
+            "collect.episodes_per_task": episodes_per_task,
             "collect.split": split,
             "collect.out": out,
             "collect.admissible_actions": admissible_actions,
@@ -69,7 +73,14 @@ def collect_command(
         console.show_config(resolved)
         return
     report = run_collect(resolved)
-    console.show(summary(report, resolved), report_table(report, resolved), as_json=as_json)
+    console.show(
+        summary(report, resolved), [report_table(report, resolved), coverage_table(report)], as_json=as_json
+    )
+    if rare := report.coverage.rare():
+        console.say(
+            f"{', '.join(rare)}: tried less than {FEW} times, so no model learns what they do; "
+            "record more episodes (--episodes), or use --policy explore"
+        )
     if report.failures:
         raise typer.Exit(1)
 
@@ -115,6 +126,7 @@ def summary(report: CollectReport, config: Config) -> dict[str, Any]:
             name: {"episodes": row[0], "successes": row[1], "steps": row[2]}
             for name, row in sorted(report.by_policy.items())
         },
+        "coverage": report.coverage.to_dict(),
     }
 
 
@@ -134,3 +146,14 @@ def report_table(report: CollectReport, config: Config) -> Any:
     if report.failures:
         title += f"; failed: {', '.join(f'{n} {kind}' for kind, n in report.failures.items())}"
     return console.table(title, "policy", "episodes", "success", "steps per episode", "states/s", rows=rows)
+
+
+def coverage_table(report: CollectReport) -> Any:
+    """Each kind of action: how often it was tried, and how often nothing came of it."""
+    rows = [
+        (row.kind, row.tried, row.different, f"{row.in_vain / max(row.tried, 1):.0%}")
+        for row in report.coverage.kinds()
+    ]
+    share = report.coverage.admissible_tried()
+    title = "actions" if share is None else f"actions: {share:.0%} of the admissible ones were tried"
+    return console.table(title, "kind", "tried", "different", "refused or no effect", rows=rows)

@@ -36,9 +36,14 @@ class CollectConfig(Section):
     """How trajectories are recorded from the real environment."""
 
     policy: str = Field(
-        "mix", description="expert[:NAME], random, noisy:S, clumsy:S, careless:S, mix or endpoint:NAME"
+        "mix",
+        description="expert[:NAME], random, explore, noisy:S, clumsy:S, careless:S, mix or endpoint:NAME",
     )
     episodes: int = Field(100, ge=1)
+    episodes_per_task: int = Field(1, ge=1, description="episodes of one task; 4 for a black box")
+    actions: tuple[str, ...] = Field(
+        (), description="explore: example actions where none are listed; {} is any word"
+    )
     split: str = "train"
     out: Path = Path("trajectories")
     concurrency: int = Field(64, ge=1, description="episodes in flight")

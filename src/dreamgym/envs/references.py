@@ -30,6 +30,18 @@ def short_name(name: str) -> str:
     return name.rpartition(":")[2].lower() if is_reference(name) else name
 
 
+def reference_exists(name: str) -> bool:
+    """Whether there is a file or module of this name; it is not imported."""
+    place = name.rpartition(":")[0]
+    if place.endswith(".py"):
+        return Path(place).is_file()
+    _see_working_directory()
+    try:
+        return bool(place) and importlib.util.find_spec(place) is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def load_reference(name: str) -> object:
     """The class or function that a reference names.
 
@@ -57,9 +69,13 @@ def load_reference(name: str) -> object:
 
 
 def _from_module(place: str) -> ModuleType:
+    _see_working_directory()
+    return importlib.import_module(place)
+
+
+def _see_working_directory() -> None:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # as for `python -m`
-    return importlib.import_module(place)
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -22,13 +22,15 @@ from pydantic import ConfigDict
 
 from dreamgym.config import Section, nearest_name, validate
 from dreamgym.envs.adapters import ObjectFactory, is_factory
-from dreamgym.envs.references import is_reference, load_reference
+from dreamgym.envs.references import is_reference, load_reference, reference_exists
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.types import State, Task, Transition, WorldSheet
 
 GROUP = "dreamgym.environments"
 _registered: dict[str, EnvironmentSpec] = {}
+_referenced: dict[str, EnvironmentSpec] = {}
+"""Environments by reference that were loaded."""
 
 
 class AnyOptions(Section):
@@ -150,7 +152,7 @@ def spec_of(environment: object) -> EnvironmentSpec:
         return find_environment(environment)
     if is_factory(environment):
         name = str(getattr(environment, "name", ""))
-        if name in environment_names():
+        if name in _referenced or name in environment_names():
             return find_environment(name)
     return register(as_environment(environment))
 
@@ -177,32 +179,32 @@ def environment_names() -> list[str]:
 
 
 def find_environment(name: str) -> EnvironmentSpec:
-    if name in _registered:
-        return _registered[name]
+    if known := _registered.get(name) or _referenced.get(name):
+        return known
     for entry in entry_points(group=GROUP, name=name):
         spec = entry.load()
         if not isinstance(spec, EnvironmentSpec):
             raise ConfigError(f"entry point {entry.value!r}: expected an EnvironmentSpec, got {spec!r}")
         return spec
     if is_reference(name):
-        return register(_referenced(name))
+        return _referenced.setdefault(name, _by_reference(name))
     raise ConfigError(f"unknown environment {name!r}{nearest_name(name, environment_names())}")
 
 
-def _referenced(name: str) -> EnvironmentSpec:
+def _by_reference(name: str) -> EnvironmentSpec:
     """An environment by reference keeps the reference as its name: other processes find it by that."""
     found = load_reference(name)
     if isinstance(found, EnvironmentSpec) or is_factory(found):
         raise ConfigError(
             f"environment {name!r}: expected a class or function with start and step, got "
-            f"{type(found).__name__}; an EnvironmentSpec needs an entry point, a factory goes to dreamgym.make"
+            f"{type(found).__name__}; an EnvironmentSpec needs an entry point, a factory dreamgym.make"
         )
     return as_environment(found, name=name)
 
 
 def is_known(name: str) -> bool:
     """Whether an environment of this name can be found, perhaps with an extra installed."""
-    return name in environment_names() or is_reference(name)
+    return name in environment_names() or name in _referenced or reference_exists(name)
 
 
 def environment_horizon(spec: EnvironmentSpec | None, options: Mapping[str, Any]) -> int | None:

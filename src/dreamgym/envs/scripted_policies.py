@@ -9,6 +9,7 @@ A policy plays one episode; its randomness comes from its seed. Names on the com
     careless:SHARE the expert, but with probability SHARE the admissible action most similar to it
     random         any admissible action; with probability 0.1 one that is no longer admissible
     mix            a fixed mixture of the above, see `MIX`
+    explore        admissible actions and errors on purpose, for an unknown environment, see `exploration`
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Sequence
 
 from dreamgym.config import nearest_name
 from dreamgym.envs.episode import check_expert
+from dreamgym.envs.exploration import ExplorePolicy
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import Environment, HasExpert, Policy, find_expert
 from dreamgym.types import Decision, State, Task, Transition
@@ -42,7 +44,16 @@ _NUMBERS = 13
 """Upper bound of the numbers of such places."""
 _ERRORS = ("noisy", "clumsy", "careless")
 _WAYS = ("north", "east", "south", "west")
-_PATTERNS = ("careless:SHARE", "clumsy:SHARE", "expert", "expert:NAME", "mix", "noisy:SHARE", "random")
+_PATTERNS = (
+    "careless:SHARE",
+    "clumsy:SHARE",
+    "expert",
+    "expert:NAME",
+    "explore",
+    "mix",
+    "noisy:SHARE",
+    "random",
+)
 _NAME = re.compile(r"[a-z]+ [0-9]+")
 """Objects in actions: ``mug 1``, ``desk 2``."""
 
@@ -151,10 +162,13 @@ def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
         raise ConfigError("policy 'mix' is a mixture: resolve_policy('mix', …) selects one for each episode")
     if kind == "random":
         return RandomPolicy(seed)
+    if kind == "explore":
+        return ExplorePolicy(seed)
     expert = find_expert(environment)
     if expert is None:
         raise ConfigError(
-            f"policy {name!r} needs an expert, and {environment.task.environment!r} has none; use 'random'"
+            f"policy {name!r} needs an expert, and {environment.task.environment!r} has none; "
+            "use 'explore' or 'random'"
         )
     if kind in _ERRORS:
         return ImperfectExpertPolicy(kind, float(argument), expert, seed)
@@ -164,7 +178,7 @@ def make_policy(name: str, environment: Environment, *, seed: int) -> Policy:
 def _parse(name: str) -> tuple[str, str]:
     """(kind, argument) of a policy name."""
     kind, colon, argument = name.partition(":")
-    if name in ("expert", "mix", "random") or (kind == "expert" and argument):
+    if name in ("expert", "explore", "mix", "random") or (kind == "expert" and argument):
         return kind, argument
     if kind in _ERRORS and colon:
         try:
