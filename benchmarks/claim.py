@@ -213,7 +213,8 @@ def fine_tuned(cell: Cell, home: Path, sources: Sequence[str], options: Sequence
     out = home / "-".join(filter(None, ("experience", str(cell.seed), without)))
     command = ("experience", "train", *words("--data", sources), "--env", cell.env, *options)
     command += (*PLACES[cell.env].fine_tuned, "--seed", str(cell.seed))
-    return Stage(folder=out, command=(*command, *([f"--{without}"] if without else []), "--out", str(out)))
+    left_out = ("--without", without.removeprefix("no-")) if without else ()
+    return Stage(folder=out, command=(*command, *left_out, "--out", str(out)))
 
 
 def sensible(method: str, ablation: str) -> bool:

@@ -29,10 +29,10 @@ CELLS: dict[str, tuple[str, ...]] = {
     **{f"default-{seed}": ("--seed", str(seed)) for seed in range(3)},
     **{f"{OWN_WORD}-{seed}": ("--seed", str(seed)) for seed in range(3)},
     "short-full": SHORT,
-    "short-no-history": (*SHORT, "--no-history"),
-    "short-no-demonstrations": (*SHORT, "--no-demonstrations"),
-    "short-no-reasoning": (*SHORT, "--no-reasoning"),
-    "short-no-sheet": (*SHORT, "--no-sheet"),
+    "short-no-history": (*SHORT, "--without", "history"),
+    "short-no-demonstrations": (*SHORT, "--without", "demonstrations"),
+    "short-no-reasoning": (*SHORT, "--without", "reasoning"),
+    "short-no-sheet": (*SHORT, "--without", "sheet"),
     "short-llama": (*SHORT, "--set", "experience.family=llama"),
 }
 EPISODES, FEWER = 240, 80

@@ -19,7 +19,7 @@ from tests.command import dreamgym
 
 COMMANDS = [
     "quickstart", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
-    "data stats", "data validate", "data export", "data pack", "buffer build", "buffer stats",
+    "data stats", "data validate", "data export", "buffer build", "buffer stats",
     "buffer search", "buffer compact", "experience train", "experience eval", "tasks list", "tasks show",
     "train", "evaluate", "report",
 ]  # fmt: skip

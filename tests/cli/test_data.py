@@ -183,7 +183,7 @@ def test_ingest_explains_what_it_cannot_use(chats: Path, recorded: Path, tmp_pat
     ],
 )
 def test_an_export_is_ingested_back(recorded: Path, tmp_path: Path, kind: str, name: str) -> None:
-    file = tmp_path / "exports" / name
+    file = tmp_path / name
     result = answer("data", "export", recorded, "--format", kind, "--out", file)
     assert (result["trajectories"], result["bytes"]) == (3, file.stat().st_size)
     assert answer("ingest", file, "--env", "house", "--out", tmp_path / "back")["new"] == 3
@@ -208,6 +208,8 @@ def test_a_failed_export_leaves_no_file(recorded: Path, tmp_path: Path) -> None:
     with (recorded / "trajectories-00001.jsonl").open("ab") as shard:
         shard.write(b"torn")
     options = ["data", "export", recorded, "--out", tmp_path / "out" / "x"]
+    assert "there is no directory" in run(*options, "--format", "messages", code=2).stderr
+    (tmp_path / "out").mkdir()
     for kind in ("messages", "atif", "parquet"):
         run(*options, "--format", kind, code=3)
     run(*options, "--format", "messages", "--id", "z", code=3)
@@ -215,6 +217,13 @@ def test_a_failed_export_leaves_no_file(recorded: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
     refused = run(*options, "--format", "csv", code=2).stderr
     assert "otel" not in refused, "only formats that can be written are offered"
+
+
+def test_trajectories_are_exported_as_they_are_into_one_file(recorded: Path, tmp_path: Path) -> None:
+    options = ["data", "export", recorded, "--format", "trajectories", "--out"]
+    run(*options, tmp_path / "all.jsonl.xz")
+    assert list(read_trajectories(tmp_path / "all.jsonl.xz")) == list(read_trajectories(recorded))
+    assert "twice" in run(*options, recorded / "all.jsonl.xz", code=2).stderr
 
 
 def test_an_existing_file_is_replaced_only_by_force(recorded: Path, tmp_path: Path) -> None:

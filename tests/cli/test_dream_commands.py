@@ -9,11 +9,13 @@ import subprocess
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from dreamgym.cli import app
+from dreamgym.config import Part
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.errors import ConfigError, EpisodeFailedError
@@ -136,7 +138,7 @@ def test_a_run_that_needs_demonstrations_says_so_without_a_buffer(
     assert result.exit_code == 2
     assert "was fine-tuned with 1 demonstrations" in result.stderr
     assert "--buffer" in result.stderr
-    assert "--no-demonstrations" in result.stderr
+    assert "--without demonstrations" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_each_part_can_be_left_out_of_a_measurement_whose_files_say_so(
         **{"reward": "sheet", "without": [], "seed": 3, "data": [str(data)]},
         **{"held_out": False, "tasks": 2, "annotator": "alfworld-rules"},
     }
-    less = measured(run, "--data", data, "--no-demonstrations", "--no-reasoning", "--seed", 3)
+    less = measured(run, "--data", data, "--without", "demonstrations", "--without", "reasoning", "--seed", 3)
     assert less["steps"] != whole["steps"]
     name = "no-reasoning-no-demonstrations"
     kept = json.loads((run / f"fidelity-{name}.json").read_text(encoding="utf-8"))
@@ -233,7 +235,9 @@ def test_each_part_can_be_left_out_of_a_measurement_whose_files_say_so(
 
 
 def test_what_a_run_never_had_cannot_be_left_out_unnoticed(untrained: Path, data: Path) -> None:
-    result = dreamgym("experience", "eval", untrained, "--data", data, "--episodes", 1, "--no-history")
+    result = dreamgym(
+        "experience", "eval", untrained, "--data", data, "--episodes", 1, "--without", "history"
+    )
     assert result.exit_code == 0, result.output
     assert "was fine-tuned without history: leaving it out changes nothing" in " ".join(result.stderr.split())
 
@@ -257,11 +261,11 @@ async def test_without_a_part_the_model_does_not_see_it(run: Path, episode: Traj
 def test_the_same_switches_leave_parts_out_of_fine_tuning() -> None:
     words = ("experience", "train", "--dry-run", "--set", "experience.history=3")
     found = json.loads(
-        dreamgym(*words, "--no-history", "--no-reasoning", "--no-demonstrations", "--no-sheet").stdout
+        dreamgym(*words, *(word for part in get_args(Part) for word in ("--without", part))).stdout
     )
     assert found["experience"]["history"] == found["replay"]["k"] == 0
     assert (found["experience"]["reasoning"], found["experience"]["sheet"]) == (False, False)
-    assert json.loads(dreamgym(*words, "--no-sheet").stdout)["experience"]["history"] == 3
+    assert json.loads(dreamgym(*words, "--without", "sheet").stdout)["experience"]["history"] == 3
 
 
 @pytest.mark.slow

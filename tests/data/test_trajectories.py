@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dreamgym import files
-from dreamgym.data.trajectories import TrajectoryWriter, encode_trajectory, pack, read_trajectories, shards
+from dreamgym.data.trajectories import TrajectoryWriter, encode_trajectory, read_trajectories, shards
 from dreamgym.errors import DataError, StoreError
 from dreamgym.types import State, Trajectory
 from tests.data.trajectory_examples import episode
@@ -272,28 +272,6 @@ def test_a_path_without_trajectories_says_what_was_expected(tmp_path: Path, name
     (tmp_path / "table.csv").touch()
     with pytest.raises(DataError, match=rf"{name}: expected a (trajectory|directory|name)"):
         ids(tmp_path / name)
-
-
-def test_packing_gives_the_same_bytes_whatever_the_order(tmp_path: Path) -> None:
-    episodes = [episode(f"e{number}", turns=number) for number in range(9)]
-    packed = []
-    for seed in range(2):
-        random.Random(seed).shuffle(episodes)
-        with TrajectoryWriter(tmp_path / f"{seed}", shard_rows=seed + 2) as writer:
-            writer.append(episodes)
-        target = tmp_path / "out" / f"{seed}.jsonl.xz"
-        assert pack(tmp_path / f"{seed}", target) == 9
-        packed.append(target.read_bytes())
-    assert packed[0] == packed[1]
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["0.jsonl.xz", "1.jsonl.xz"]
-    assert list(read_trajectories(target)) == sorted(episodes, key=lambda each: each.id)
-
-
-def test_packing_into_its_own_source_is_refused(tmp_path: Path) -> None:
-    with TrajectoryWriter(tmp_path) as writer:
-        writer.append([episode("a")])
-    with pytest.raises(DataError, match="twice"):
-        pack(tmp_path, tmp_path / "all.jsonl.xz")
 
 
 def test_one_flipped_bit_in_a_shard_is_noticed_by_reader_and_writer(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_all_methods_of_a_seed_start_with_the_same_warm_start(env: str) -> None:
 
 
 def test_an_ablation_has_an_experience_model_or_a_setting_of_its_own() -> None:
-    assert "--no-sheet" in stages("grpo-dream", ablation="no-sheet")["experience-0-no-sheet"].command
+    assert "--without" in stages("grpo-dream", ablation="no-sheet")["experience-0-no-sheet"].command
     own = stages("grpo-dream", ablation="own-word")
     assert "train.reward=model" in own["grpo-dream-0-own-word"].command
     assert own["experience-0"] == stages("grpo-dream")["experience-0"]

@@ -20,7 +20,7 @@ from dreamgym.training.run_dir import TRAJECTORIES, read_config
 def audit_command(
     run: Annotated[Path, typer.Argument(help="A training run in the dream (`dreamgym train`).")],
     episodes: Annotated[int, typer.Option(help="Synthetic episodes, newest first.", min=1)] = 64,
-    engines: Annotated[int, typer.Option(help="Concurrent real episodes.", min=1)] = 8,
+    concurrency: Annotated[int, typer.Option(help="Concurrent real episodes.", min=1)] = 8,
     as_json: Json = False,
 ) -> None:
     """Replay a policy's episodes of the dream in the real environment: how many successes are real?
@@ -48,7 +48,7 @@ def audit_command(
                 return await audit(
                     factory,
                     kept[-episodes:],
-                    in_flight=engines,
+                    in_flight=concurrency,
                     on_count=lambda done, total: bar.update(job, completed=done, total=total),
                 )
         finally:

@@ -19,7 +19,7 @@ from dreamgym.cli.options import Json, Source
 from dreamgym.data import ingest as formats
 from dreamgym.data.schema import row_of
 from dreamgym.data.stats import DatasetStats, Tally, stats
-from dreamgym.data.trajectories import pack, read_trajectories, shards
+from dreamgym.data.trajectories import read_trajectories, shards
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import OnRead
 from dreamgym.types import State, Trajectory
@@ -114,15 +114,15 @@ def validate(
 @console.command(app, "export")
 def export(
     path: Source,
-    format: Annotated[str, typer.Option(help="messages, atif or parquet.")],  # noqa: A002
+    format: Annotated[str, typer.Option(help="messages, atif, parquet or trajectories.")],  # noqa: A002
     out: Annotated[Path, typer.Option(help="File to write; for lines, .gz and .xz compress.")],
     id: Annotated[str | None, typer.Option(help="Only the trajectory with this id.")] = None,  # noqa: A002
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write trajectories as chat messages, ATIF 1.7 or Parquet.
+    """Write trajectories as chat messages, ATIF 1.7, Parquet, or as they are into one file.
 
-    `dreamgym ingest` reads the file back: Parquet without loss; messages and
+    `dreamgym ingest` reads the first three back: Parquet without loss; messages and
     ATIF with texts, rewards and success.
 
     Examples:
@@ -130,33 +130,23 @@ def export(
     - dreamgym data export trajectories --format messages --out chats.jsonl
     - dreamgym data export trajectories --format atif --id e3 --out e3.json
     - dreamgym data export trajectories --format parquet --out all.parquet
+    - dreamgym data export trajectories --format trajectories --out all.jsonl.xz
     """
     if format == "atif" and out.suffix == ".json" and id is None:
         raise ConfigError(f"expected --id, since {str(out)!r} can hold one document only; or name it .jsonl")
     if out.exists() and not force:
         raise ConfigError(f"{out} exists; choose another --out, or replace it with --force")
+    if format == "trajectories" and out.resolve().parent == path.resolve():
+        raise ConfigError(f"--out {out}: expected a file outside {path}, or every row would be in it twice")
+    if not out.parent.is_dir():
+        raise ConfigError(
+            f"--out {out}: there is no directory {out.parent}; make it, or choose another --out"
+        )
     with _reading(path) as on_read:
         chosen = read_trajectories(path, on_read=on_read) if id is None else [_find(path, id, 0)]
         written = formats.export(chosen, out, format=format)
     result = {"out": str(out), "format": format, "trajectories": written, "bytes": out.stat().st_size}
     console.show_row(f"exported to {out}", result, as_json=as_json)
-
-
-@console.command(app, "pack")
-def pack_trajectories(
-    path: Source,
-    out: Annotated[Path, typer.Option(help="File to write, ending in .jsonl.xz.")],
-    as_json: Json = False,
-) -> None:
-    """Pack trajectories into one compressed file, sorted by id.
-
-    Examples:
-
-    - dreamgym data pack trajectories --out trajectories.jsonl.xz
-    """
-    result = {"out": str(out), "trajectories": pack(path, out), "bytes": out.stat().st_size}
-    table = console.table(f"packed into {out}", *result, rows=[list(result.values())])
-    console.show(result, table, as_json=as_json)
 
 
 @contextmanager

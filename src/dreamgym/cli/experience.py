@@ -11,14 +11,7 @@ import typer
 from dreamgym.cli import console
 from dreamgym.cli.audit import audit_command
 from dreamgym.cli.experience_eval import evaluate
-from dreamgym.cli.experience_models import (
-    NoDemonstrations,
-    NoHistory,
-    NoReasoning,
-    NoSheet,
-    need_models,
-    parts_without,
-)
+from dreamgym.cli.experience_models import Without, need_models, parts
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.config import WITHOUT, Config
 from dreamgym.data.datasets import dataset_path
@@ -77,10 +70,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Weight updates.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes weights, order and validation.")] = None,
     buffer: Annotated[Path | None, typer.Option(help="Replay buffer for demonstrations (replay.k).")] = None,
-    no_history: NoHistory = False,
-    no_reasoning: NoReasoning = False,
-    no_demonstrations: NoDemonstrations = False,
-    no_sheet: NoSheet = False,
+    without: Without = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     dry_run: DryRun = False,
@@ -92,17 +82,14 @@ def train(
 
     - dreamgym experience train --model tiny --out runs/experience
     - dreamgym experience train --data trajectories --steps 4000 --set experience.history=2 --out runs/second
-    - dreamgym experience train --data trajectories --no-reasoning --out runs/no-reasoning
+    - dreamgym experience train --data trajectories --without reasoning --out runs/no-reasoning
     - dreamgym experience train --data shop --env shop --model hf:models/base --lora --out runs/shop
     - dreamgym experience train --data shop --env shop --annotator hf:models/chat --out runs/annotated
     """
-    without = parts_without(
-        history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
-    )
     flags = {"environment.name": env, "experience.model": model, "experience.steps": steps, "seed": seed}
     flags["experience.adapter"] = "lora" if lora else None
-    flags |= {f"experience.{part}": WITHOUT[part] for part in without if part in WITHOUT}
-    flags["replay.k"] = 0 if no_demonstrations else None
+    flags |= {f"experience.{part}": WITHOUT[part] for part in parts(without) if part in WITHOUT}
+    flags["replay.k"] = 0 if "demonstrations" in parts(without) else None
     resolved = resolve(config, overrides, flags)
     if dry_run:
         console.show_config(resolved)

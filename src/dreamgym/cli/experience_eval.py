@@ -13,16 +13,7 @@ from rich.progress import TaskID
 
 from dreamgym.cli import console
 from dreamgym.cli.collect import run_collect
-from dreamgym.cli.experience_models import (
-    Buffer,
-    NoDemonstrations,
-    NoHistory,
-    NoReasoning,
-    NoSheet,
-    Reward,
-    parts_without,
-    settings_of_run,
-)
+from dreamgym.cli.experience_models import Buffer, Reward, Without, parts, settings_of_run
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.config import CollectConfig, Config, nearest_name
 from dreamgym.data.datasets import dataset_path
@@ -81,10 +72,7 @@ def evaluate(
         int | None, typer.Option(help="Chooses the episodes, and the action that each near miss leaves out.")
     ] = None,
     buffer: Buffer = None,
-    no_history: NoHistory = False,
-    no_reasoning: NoReasoning = False,
-    no_demonstrations: NoDemonstrations = False,
-    no_sheet: NoSheet = False,
+    without: Without = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: Json = False,
@@ -93,22 +81,19 @@ def evaluate(
 
     Writes fidelity.json, fidelity.md and drift.svg into the directory of the results;
     docs/guides/fidelity.md explains each number. The worst kinds of action and of state are named, each with
-    an example and what to do (`worst` in the JSON). With --no-PART prompts leave that part out, and so do the
-    file names: fidelity-no-history.json. The experience.* settings are those of the run; the prompted.*
+    an example and what to do (`worst` in the JSON). With --without PART prompts leave that part out, and file
+    names say so: fidelity-no-history.json. The experience.* settings are those of the run; the prompted.*
     settings are those of a language model. Without an installed environment dream → real is skipped.
 
     Examples:
 
     - dreamgym experience eval runs/experience --episodes 200
     - dreamgym experience eval runs/experience --data trajectories --reward model --json
-    - dreamgym experience eval runs/experience --no-sheet
+    - dreamgym experience eval runs/experience --without sheet
     - dreamgym experience eval runs/shop --data shop --held-out
     - dreamgym experience eval endpoint:MODEL@http://localhost:8000 --env shop --data shop --held-out
     """
     resolved = settings_of_run(run, resolve(config, overrides, {"environment.name": env, "seed": seed}))
-    without = parts_without(
-        history=no_history, reasoning=no_reasoning, demonstrations=no_demonstrations, sheet=no_sheet
-    )
     if judge is not None:
         check_language_model(judge, resolved)
     if not data and (known_environment(resolved.environment.name) is None or only_held_out):
@@ -125,7 +110,7 @@ def evaluate(
         reward=reward,
         judge=judge,
         buffer=buffer,
-        without=without,
+        without=parts(without),
     )
     if as_json:
         console.show(result, [], as_json=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, get_args
 
 import typer
 
-from dreamgym.config import Config, Part
+from dreamgym.config import Config, Part, nearest_name
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.models.registry import names_language_model, with_base_url
 from dreamgym.training.experience_run import inherit_settings
@@ -30,12 +31,23 @@ Dream = Annotated[
 Buffer = Annotated[
     str | None, typer.Option(help="Replay buffer to take demonstrations from; by default the run's own.")
 ]
-NoHistory = Annotated[bool, typer.Option("--no-history", help="Leave out the history of the episode.")]
-NoReasoning = Annotated[bool, typer.Option("--no-reasoning", help="Answer without reasoning.")]
-NoDemonstrations = Annotated[
-    bool, typer.Option("--no-demonstrations", help="Leave out retrieved demonstrations.")
+PARTS: tuple[Part, ...] = get_args(Part)
+Without = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PART", help=f"Leave out one of {', '.join(PARTS)}, for ablations; repeatable."),
 ]
-NoSheet = Annotated[bool, typer.Option("--no-sheet", help="Leave out the hidden facts.")]
+
+
+def parts(given: Sequence[str] | None) -> list[Part]:
+    """The parts of `--without`, in one order.
+
+    >>> parts(["sheet", "history"])
+    ['history', 'sheet']
+    """
+    for name in given or ():
+        if name not in PARTS:
+            raise ConfigError(f"unknown --without {name!r}{nearest_name(name, PARTS)}")
+    return [part for part in PARTS if part in (given or ())]
 
 
 def dream_name(dream: str | None, base_url: str | None) -> str | None:
@@ -52,21 +64,6 @@ def dream_name(dream: str | None, base_url: str | None) -> str | None:
             raise ConfigError("--base-url belongs to --dream openai:MODEL")
         return None
     return with_base_url(dream, base_url)
-
-
-def parts_without(*, history: bool, reasoning: bool, demonstrations: bool, sheet: bool) -> tuple[Part, ...]:
-    """The parts whose switch was given.
-
-    >>> parts_without(history=True, reasoning=False, demonstrations=False, sheet=True)
-    ('history', 'sheet')
-    """
-    switches: dict[Part, bool] = {
-        "history": history,
-        "reasoning": reasoning,
-        "demonstrations": demonstrations,
-        "sheet": sheet,
-    }
-    return tuple(part for part, given in switches.items() if given)
 
 
 def need_models() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -24,15 +23,15 @@ SHOWN_PROBLEMS = 20
 
 @dataclass(slots=True)
 class _Count:
-    """Records so far, by file."""
+    """Records of one file so far."""
 
-    formats: dict[Path, str] = field(default_factory=dict)
-    trajectories: Counter[Path] = field(default_factory=Counter)
-    transitions: Counter[Path] = field(default_factory=Counter)
-    successes: Counter[Path] = field(default_factory=Counter)
-    without_reward: Counter[Path] = field(default_factory=Counter)
-    bad: Counter[Path] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
+    file: Path
+    format: str
+    trajectories: int = 0
+    transitions: int = 0
+    successes: int = 0
+    no_reward: int = 0
+    bad: int = 0
 
 
 def ingest(
@@ -74,26 +73,34 @@ def ingest(
     - dreamgym ingest runs/*.json --format atif --env sh --out sh
     - dreamgym ingest spans.jsonl.gz --env web --out web --skip-bad
     """
-    count = _Count()
-    for file in files:
-        chosen = detect(file) if format == "auto" else find_format(format)
-        count.formats[file] = chosen.name
+    counts = [
+        _Count(file, (detect(file) if format == "auto" else find_format(format)).name) for file in files
+    ]
+    problems: list[str] = []
     defaults = Defaults(environment=environment, split=split, no_reward=_no_reward(no_reward))
     with TrajectoryWriter(out) as writer:
-        new = writer.add_shard(_read(files, defaults, count, skip_bad=skip_bad))
-    for problem in count.problems[:SHOWN_PROBLEMS]:
+        new = writer.add_shard(_read(counts, defaults, problems if skip_bad else None))
+    for problem in problems[:SHOWN_PROBLEMS]:
         console.err.print(problem, markup=False, soft_wrap=True)
-    if len(count.problems) > SHOWN_PROBLEMS:
-        console.err.print(f"… and {len(count.problems) - SHOWN_PROBLEMS} more")
-    if missing := count.without_reward.total():
-        records = missing + count.trajectories.total() if no_reward == "skip" else count.trajectories.total()
-        stored = "skipped" if no_reward == "skip" else "stored with reward 0, no success, source unknown"
-        console.err.print(
-            f"no reward found in {missing} of {records} records: {stored}. "
-            "--no-reward fail, success or skip stores them otherwise",
-            soft_wrap=True,
+    if len(problems) > SHOWN_PROBLEMS:
+        console.err.print(f"… and {len(problems) - SHOWN_PROBLEMS} more")
+    found = sum(each.trajectories for each in counts)
+    if missing := sum(each.no_reward for each in counts):
+        skipped = no_reward == "skip"
+        stored = "skipped" if skipped else "stored with reward 0, no success, source unknown"
+        console.say(
+            f"no reward found in {missing} of {found + missing * skipped} records: {stored}. "
+            "--no-reward fail, success or skip stores them otherwise"
         )
-    _show(count, new, out, as_json=as_json)
+    rows = [asdict(each) for each in counts]
+    result = {"out": str(out), "new": new, "already_there": found - new, "bad": len(problems)}
+    headings = [name.replace("_", " ") for name in rows[0]]
+    table = console.table(
+        f"{new} new in {out}, {found - new} already there",
+        *headings,
+        rows=[list(row.values()) for row in rows],
+    )
+    console.show(result | {"files": rows, "problems": problems[:SHOWN_PROBLEMS]}, table, as_json=as_json)
 
 
 def _no_reward(name: str) -> NoReward:
@@ -103,78 +110,40 @@ def _no_reward(name: str) -> NoReward:
     return cast(NoReward, name)
 
 
-def _read(files: list[Path], defaults: Defaults, count: _Count, *, skip_bad: bool) -> Iterator[Trajectory]:
+def _read(counts: list[_Count], defaults: Defaults, problems: list[str] | None) -> Iterator[Trajectory]:
+    """The trajectories of all files; bad records are added to `problems`, or raise where that is None."""
     seen: dict[str, tuple[str, int]] = {}
     with console.progress() as bar:
-        size = sum(file.stat().st_size for file in files)
-        work = bar.add_task("reading", total=size, note="")
-        for file in files:
+        work = bar.add_task("reading", total=sum(each.file.stat().st_size for each in counts), note="")
+        for count in counts:
 
-            def on_bad(problem: DataError, file: Path = file) -> None:
-                count.bad[file] += 1
-                count.problems.append(str(problem))
+            def on_bad(problem: DataError, count: _Count = count) -> None:
+                if problems is None:
+                    raise problem
+                count.bad += 1
+                problems.append(str(problem))
 
-            read = find_format(count.formats[file]).read
-            places = read(file, defaults, on_bad if skip_bad else None, lambda step: bar.advance(work, step))
+            read = find_format(count.format).read
+            places = read(count.file, defaults, on_bad, lambda step: bar.advance(work, step))
             for where, trajectory in places:
-                try:
-                    _check_id(where, trajectory, seen)
-                except DataError as error:
-                    if not skip_bad:
-                        raise
-                    on_bad(error)
+                if (clash := _clash(where, trajectory, seen)) is not None:
+                    on_bad(clash)
                     continue
                 if not trajectory.graded:
-                    count.without_reward[file] += 1
+                    count.no_reward += 1
                     if defaults.no_reward == "skip":
                         continue
-                count.trajectories[file] += 1
-                count.successes[file] += trajectory.success
-                count.transitions[file] += len(trajectory)
-                bar.update(work, note=f"{count.trajectories.total()} trajectories")
+                count.trajectories += 1
+                count.successes += trajectory.success
+                count.transitions += len(trajectory)
+                bar.update(work, note=f"{sum(each.trajectories for each in counts)} trajectories")
                 yield trajectory
 
 
-def _check_id(where: str, trajectory: Trajectory, seen: dict[str, tuple[str, int]]) -> None:
-    """Refuse two different records under one id, which would silently cost one of them."""
+def _clash(where: str, trajectory: Trajectory, seen: dict[str, tuple[str, int]]) -> DataError | None:
+    """Two different records under one id, which would silently cost one of them."""
     fingerprint = hash(encode_trajectory(trajectory))
     before, other = seen.setdefault(trajectory.id, (where, fingerprint))
-    if other != fingerprint:
-        raise DataError(
-            f"{where}: expected an id of its own, got {trajectory.id!r}, which {before} has already"
-        )
-
-
-def _show(count: _Count, new: int, out: Path, *, as_json: bool) -> None:
-    found = count.trajectories.total()
-    result: dict[str, Any] = {
-        "out": str(out),
-        "new": new,
-        "already_there": found - new,
-        "bad": count.bad.total(),
-        "files": [
-            {
-                "file": str(file),
-                "format": name,
-                "trajectories": count.trajectories[file],
-                "transitions": count.transitions[file],
-                "successes": count.successes[file],
-                "no_reward": count.without_reward[file],
-                "bad": count.bad[file],
-            }
-            for file, name in count.formats.items()
-        ],
-        "problems": count.problems[:SHOWN_PROBLEMS],
-    }
-    table = console.table(
-        f"{new} new in {out}, {found - new} already there",
-        "file",
-        "format",
-        "trajectories",
-        "transitions",
-        "successes",
-        "no reward",
-        "bad",
-        rows=[list(row.values()) for row in result["files"]],
-    )
-    console.show(result, table, as_json=as_json)
+    if other == fingerprint:
+        return None
+    return DataError(f"{where}: expected an id of its own, got {trajectory.id!r}, which {before} has already")

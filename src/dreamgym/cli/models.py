@@ -30,13 +30,12 @@ app = console.group(help="Language models: check an endpoint, serve a local one.
 @console.command(app, "check")
 def check(
     name: Annotated[
-        str | None,
+        str,
         typer.Argument(
             metavar="NAME",
             help="endpoint:NAME of a section [endpoints.NAME], endpoint:MODEL@URL, or openai:MODEL.",
         ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="The same, as an option.", metavar="NAME")] = None,
+    ],
     base_url: BaseUrl = None,
     requests: Annotated[int, typer.Option(help="Requests of the speed check.", min=1)] = 16,
     config: ConfigFile = None,
@@ -53,13 +52,11 @@ def check(
 
     - dreamgym models check endpoint:strong --config endpoints.toml
     - dreamgym models check endpoint:Qwen/Qwen3-8B@http://localhost:8000 --json
-    - dreamgym models check --model openai:Qwen/Qwen3-8B --base-url http://localhost:8000/v1
+    - dreamgym models check openai:Qwen/Qwen3-8B --base-url http://localhost:8000/v1
     """
     from dreamgym.models.registry import find_endpoint, with_base_url
 
-    if (name is None) == (model is None):
-        raise ConfigError("expected the name of one endpoint: NAME, or --model NAME")
-    name = with_base_url(str(name or model), base_url)
+    name = with_base_url(name, base_url)
     settings = find_endpoint(name, resolve(config, overrides, {}).endpoints)
     found = asyncio.run(_check(name, settings, requests))
     marks = {True: "yes", False: "NO", None: "–"}

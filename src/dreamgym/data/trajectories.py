@@ -5,7 +5,6 @@ A directory has one writer at a time. What `append` returned from is on disk. Re
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Self
@@ -38,7 +37,6 @@ __all__ = [
     "TrajectoryWriter",
     "decode_trajectory",
     "encode_trajectory",
-    "pack",
     "read_trajectories",
     "shards",
 ]
@@ -228,25 +226,6 @@ class TrajectoryWriter:
     def _check_open(self) -> None:
         if self._lock.closed:
             raise StoreError(f"{self._directory}: this writer is closed; open a new one")
-
-
-def pack(source: Path, target: Path, *, preset: int = 6) -> int:
-    """Write all trajectories at `source` into one ``.jsonl.xz``, sorted by id; return how many.
-
-    The bytes depend on the trajectories alone, not on the order or the shards they were recorded in. The
-    target appears whole or not at all. All rows are held in memory while they are sorted.
-    """
-    if not target.name.endswith(".jsonl.xz"):
-        raise DataError(f"{target}: expected a target ending in .jsonl.xz, got {target.name!r}")
-    if source.is_dir() and source.resolve() == target.resolve().parent:
-        raise DataError(f"{target}: expected a target outside {source}, or every row would be in it twice")
-    rows: dict[str, str] = {}
-    for trajectory in read_trajectories(source):
-        rows.setdefault(trajectory.id, encode_trajectory(trajectory))
-    with atomic_write(target) as path, lzma.open(path, "wb", preset=preset) as packed:
-        for identity in sorted(rows):
-            packed.write(rows[identity].encode() + b"\n")
-    return len(rows)
 
 
 def _cannot_open(directory: Path, error: OSError) -> StoreError:

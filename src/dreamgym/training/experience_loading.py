@@ -171,7 +171,7 @@ def _load_fine_tuned(
     if k and retriever is None:
         raise ConfigError(
             f"{folder} was fine-tuned with {k} demonstrations: name the replay buffer "
-            "to take them from (--buffer), or leave them out (experience eval --no-demonstrations)"
+            "to take them from (--buffer), or leave them out (experience eval --without demonstrations)"
         )
     quiet_transformers()
     return ReasoningExperienceModel(

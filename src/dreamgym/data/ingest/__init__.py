@@ -1,41 +1,36 @@
 """Foreign trace formats: reading them into trajectories, and exporting trajectories to them.
 
-Each format is one entry of `FORMATS`. A file's format is recognised by its first record.
+`FORMATS` are read, `WRITERS` write. A file's format is recognised by its first record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dreamgym.config import nearest_name
 from dreamgym.data.ingest import atif, messages, otel, parquet
 from dreamgym.data.ingest.dialogue import Defaults
 from dreamgym.data.ingest.json_reader import Record, read_records
-from dreamgym.data.schema import dump_json, shorten
+from dreamgym.data.schema import dump_json, row_of, shorten
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import OnBad, OnRead, atomic_write, compressed, report
 from dreamgym.types import Trajectory
 
-__all__ = ["FORMATS", "Defaults", "Format", "detect", "export", "find_format", "read_foreign"]
+__all__ = ["FORMATS", "WRITERS", "Defaults", "Format", "detect", "export", "find_format", "read_foreign"]
 
 Places = Iterator[tuple[str, Trajectory]]
 """Trajectories, each with the ``file:line`` it came from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class Format(NamedTuple):
     """A foreign format."""
 
     name: str
-    summary: str
     read: Callable[[Path, Defaults, OnBad | None, OnRead | None], Places]
     recognises: Callable[[Any], bool]
     """Whether a file whose first record is this value is of the format."""
-    write: Callable[[Iterable[Trajectory], Path], int] | None
-    """None for a format that is only read."""
 
 
 def _one_by_one(convert: Callable[[Record, Defaults], Trajectory]) -> Callable[..., Places]:
@@ -76,35 +71,17 @@ def _lines(to_record: Callable[[Trajectory], Any]) -> Callable[[Iterable[Traject
 FORMATS = {
     each.name: each
     for each in (
-        Format(
-            name="messages",
-            summary="chat messages in OpenAI's format, one conversation per line",
-            read=_one_by_one(messages.from_record),
-            recognises=messages.recognises,
-            write=_lines(messages.to_record),
-        ),
-        Format(
-            name="atif",
-            summary="Agent Trajectory Interchange Format 1.x, one document per file or line",
-            read=_one_by_one(atif.from_record),
-            recognises=atif.recognises,
-            write=_lines(atif.to_record),
-        ),
-        Format(
-            name="otel",
-            summary="OpenTelemetry GenAI spans, OTLP JSON or one span per line",
-            read=_spans,
-            recognises=otel.recognises,
-            write=None,
-        ),
-        Format(
-            name="parquet",
-            summary="one row per transition, as `data export` writes it",
-            read=_parquet,
-            recognises=lambda _: False,
-            write=parquet.write,
-        ),
+        Format("messages", _one_by_one(messages.from_record), messages.recognises),
+        Format("atif", _one_by_one(atif.from_record), atif.recognises),
+        Format("otel", _spans, otel.recognises),
+        Format("parquet", _parquet, lambda _: False),
     )
+}
+WRITERS: Mapping[str, Callable[[Iterable[Trajectory], Path], int]] = {
+    "trajectories": _lines(row_of),
+    "messages": _lines(messages.to_record),
+    "atif": _lines(atif.to_record),
+    "parquet": parquet.write,
 }
 
 
@@ -154,8 +131,7 @@ def read_foreign(
 
 
 def export(trajectories: Iterable[Trajectory], path: Path, *, format: str) -> int:  # noqa: A002
-    """Write trajectories to one file in a foreign format; return how many are in it."""
-    writers = {name: each.write for name, each in FORMATS.items() if each.write is not None}
-    if format not in writers:
-        raise ConfigError(f"cannot export the format {format!r}{nearest_name(format, list(writers))}")
-    return writers[format](trajectories, path)
+    """Write trajectories to one file in one of the formats; return how many are in it."""
+    if format not in WRITERS:
+        raise ConfigError(f"cannot export the format {format!r}{nearest_name(format, list(WRITERS))}")
+    return WRITERS[format](trajectories, path)
