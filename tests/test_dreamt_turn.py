@@ -1,8 +1,8 @@
 """One turn in a synthetic environment passes few modules of the package, so that a reader can follow it.
 
 A turn: the agent acts, the environment predicts with a demonstration from the replay buffer, the outcome is
-recorded. The second turn of an episode is counted. `sys.setprofile` sees its coroutines; `threading.setprofile`
-adds the worker threads, in which the local model generates tokens and the replay buffer searches.
+recorded. The second turn of an episode is counted, with its coroutines (`sys.setprofile`) and worker threads
+(`threading.setprofile`), in which the local model generates tokens and the replay buffer searches.
 """
 
 from __future__ import annotations

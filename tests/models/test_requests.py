@@ -40,7 +40,8 @@ def text_of(tokens: Sequence[int]) -> str:
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-9])
 def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
     logits = torch.tensor([[2.0, 50.0, 1.0], [9.0, 0.0, 8.0]])
-    params = SamplingParams.of([1, 2], [temperature, 1e-300], [1.0, 0.5], torch.device("cpu"))
+    requests = [ask(seed=1, temperature=temperature), ask(seed=2, temperature=1e-300, top_p=0.5)]
+    params = SamplingParams.of(requests, torch.device("cpu"))
     assert sample_tokens(logits, params, np.zeros(2, dtype=np.uint64)).tolist() == [1, 0]
 
 
@@ -63,9 +64,8 @@ def test_draws_follow_the_distribution() -> None:
     count = 20_000
     logits = torch.tensor([[2.0, 0.0, 1.0, -torch.inf, -1.0]]).expand(count, 5)
     for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8)):
-        params = SamplingParams.of(
-            list(range(count)), [temperature] * count, [top_p] * count, torch.device("cpu")
-        )
+        requests = [ask(seed=seed, temperature=temperature, top_p=top_p) for seed in range(count)]
+        params = SamplingParams.of(requests, torch.device("cpu"))
         drawn = sample_tokens(logits, params, np.full(count, 5, dtype=np.uint64))
         shares = torch.bincount(drawn, minlength=5) / count
         expected = (logits[0] / temperature).softmax(-1)

@@ -195,9 +195,7 @@ class ReplayBuffer:
         if capacity is not None and capacity < 1:
             raise ConfigError(f"expected a capacity of at least 1 row, got {capacity}")
         chosen = make_embedder(embedder) if isinstance(embedder, str) else embedder
-        opened, searched = _open(
-            str(store), chosen, create=create, read_only=read_only, index=index, exact_limit=exact_limit
-        )
+        opened, searched = _open(str(store), chosen, index, exact_limit, create=create, read_only=read_only)
         try:
             return cls(opened, searched, chosen, capacity=capacity, max_synthetic=max_synthetic)
         except BaseException:
@@ -235,9 +233,8 @@ class ReplayBuffer:
             return 0
         if keys is None:
             keys = await self.embed([(row.transition.state.text, row.transition.action) for row in rows])
-        identity, dimension = self._identity, self._dimension
-        check_addition(rows, keys, dimension)
-        addition = Addition(records=rows, keys=np.array(keys, np.float32), embedder=identity)
+        check_addition(rows, keys, self._dimension)
+        addition = Addition(records=rows, keys=np.array(keys, np.float32), embedder=self._identity)
         return await asyncio.wrap_future(self._writer.submit(addition))
 
     async def nearest(
@@ -368,7 +365,7 @@ class ReplayBuffer:
         """
         rows = {seq: self._decoded.pop(seq) for seq in seqs if seq in self._decoded}
         if missing := [seq for seq in seqs if seq not in rows]:
-            rows |= {seq: _demonstration(record) for seq, record in self._store.get(missing).items()}
+            rows |= self._store.get(missing)
         self._decoded |= rows  # the most recently found are last
         for seq in list(islice(self._decoded, max(0, len(self._decoded) - _DECODED_ROWS))):
             del self._decoded[seq]
@@ -376,17 +373,11 @@ class ReplayBuffer:
 
 
 def _open(
-    store: str,
-    embedder: Embedder | None,
-    *,
-    create: bool,
-    read_only: bool,
-    index: IndexKind,
-    exact_limit: int,
+    store: str, embedder: Embedder | None, index: IndexKind, limit: int, *, create: bool, read_only: bool
 ) -> tuple[TransitionStore, MemoryIndex | PgvectorIndex]:
     identity, dimension = (embedder.identity, embedder.dimension) if embedder else (None, None)
     if not store.startswith(("postgresql://", "postgres://")):
-        searched = MemoryIndex(index=index, exact_limit=exact_limit)
+        searched = MemoryIndex(index=index, exact_limit=limit)
         path = Path(store)
         opened = SqliteStore(path, embedder=identity, dimension=dimension, create=create, read_only=read_only)
         return opened, searched
@@ -399,19 +390,7 @@ def _open(
         server = PostgresStore(session, embedder=identity, dimension=dimension, create=create)
         if index == "approximate":
             return server, PgvectorIndex(session)
-        return server, MemoryIndex(index=index, exact_limit=exact_limit)
+        return server, MemoryIndex(index=index, exact_limit=limit)
     except BaseException:
         session.close()
         raise
-
-
-def _demonstration(record: Record) -> Demonstration:
-    return Demonstration(
-        transition=record.transition,
-        similarity=0.0,
-        transition_id=record.id,
-        trajectory_id=record.trajectory_id,
-        task_id=record.task_id,
-        position=record.position,
-        provenance=record.provenance,
-    )

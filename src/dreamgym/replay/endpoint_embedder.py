@@ -86,13 +86,6 @@ class EndpointEmbedder:
             return np.zeros((0, self.dimension), np.float32)
         return combine(pairs, texts, await asyncio.wrap_future(self._submit(texts)))
 
-    def keys(self, pairs: Sequence[tuple[str, str]]) -> Keys:
-        """`embed` for callers that are not async."""
-        texts = distinct_texts(pairs)
-        if not texts:
-            return np.zeros((0, self.dimension), np.float32)
-        return combine(pairs, texts, self._submit(texts).result())
-
     def _submit(self, texts: Sequence[str]) -> Future[npt.NDArray[np.float64]]:
         return asyncio.run_coroutine_threadsafe(self._vectors(texts), self._loop)
 

@@ -22,9 +22,8 @@ from dreamgym.replay.store import (
     Chunk,
     Holding,
     KnownTrajectory,
-    Record,
     StoreStatus,
-    decode_record,
+    decode_rows,
     evict,
     known_trajectories,
     nothing_there,
@@ -34,6 +33,7 @@ from dreamgym.replay.store import (
     round_keys,
     texts_of,
 )
+from dreamgym.types import Demonstration
 
 if TYPE_CHECKING:
     import psycopg
@@ -115,17 +115,17 @@ class PostgresStore:
         rows, dimension = self._session.read(work)
         return Chunk.of(rows, half_vectors([row[1] for row in rows], dimension))
 
-    def get(self, seqs: Sequence[int]) -> dict[int, Record]:
+    def get(self, seqs: Sequence[int]) -> dict[int, Demonstration]:
         rows = self._session.read(
             lambda db: db.execute(
-                "SELECT t.seq, t.position, t.payload, j.id, j.environment, j.task, j.reward, j.details"
+                "SELECT t.seq, t.position, t.payload, j.id, j.task, j.details"
                 " FROM replay_transitions t JOIN replay_trajectories j ON j.code = t.trajectory"
                 " WHERE t.seq = ANY(%s)",
                 (list(seqs),),
                 binary=True,
             ).fetchall()
         )
-        return {seq: decode_record(tuple(rest)) for seq, *rest in rows}
+        return decode_rows(rows)
 
     def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
         found = self._session.read(lambda db: _known(db, trajectory_ids))
@@ -290,13 +290,10 @@ def _insert(db: psycopg.Connection[Any], plan: AppendPlan) -> None:
 def _settle(db: psycopg.Connection[Any], status: StoreStatus, plan: AppendPlan, capacity: int | None) -> None:
     """Evict down to the capacity and update the counts."""
 
-    def oldest(source: str, floor: int, count: int) -> list[int]:
-        query = "SELECT seq FROM replay_keys WHERE source = %s AND seq > %s ORDER BY seq LIMIT %s"
-        return [seq for (seq,) in db.execute(query, (source, floor, count))]
-
-    gone, counts = evict(status, plan, capacity, oldest)
+    oldest = "SELECT seq FROM replay_keys WHERE source = %s AND seq > %s ORDER BY seq LIMIT %s"
+    gone, counts = evict(status, plan, capacity, lambda *which: db.execute(oldest, which).fetchall())
     for table in ("replay_transitions", "replay_keys", "replay_next_keys") if gone else ():
-        db.execute(f"DELETE FROM {table} WHERE seq = ANY(%s)", (gone,))
+        db.execute(f"DELETE FROM {table} WHERE seq = ANY(%s)", ([seq for (seq,) in gone],))
     if counts is not None:
         db.execute(
             "UPDATE replay_store SET last_seq = %s, real_rows = %s, synthetic_rows = %s,"

@@ -26,13 +26,11 @@ from dreamgym.replay.store import (
     SCHEMA_VERSION,
     STATUS_COLUMNS,
     Addition,
-    AppendPlan,
     Chunk,
     Holding,
     KnownTrajectory,
-    Record,
     StoreStatus,
-    decode_record,
+    decode_rows,
     evict,
     known_trajectories,
     nothing_there,
@@ -43,6 +41,7 @@ from dreamgym.replay.store import (
     round_keys,
     texts_of,
 )
+from dreamgym.types import Demonstration
 
 APPLICATION_ID: Final = 0x44474D52
 PAGE_SIZE: Final = 16384
@@ -66,18 +65,13 @@ CREATE TABLE transitions (
     seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, position INTEGER NOT NULL, payload BLOB NOT NULL,
     UNIQUE (trajectory, position)
 );
-CREATE TABLE keys (seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, key BLOB NOT NULL);
 """
+_KEYS: Final = "CREATE TABLE {} (seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, key BLOB NOT NULL)"
 """Keys lie apart from payloads: opening a buffer then reads a third of the file, and re-embedding rewrites
-one table."""
+one table. `next_keys` holds the keys of another embedder until every row has one."""
 
-_NEXT_KEYS: Final = (
-    "CREATE TABLE next_keys (seq INTEGER PRIMARY KEY, trajectory INTEGER NOT NULL, key BLOB NOT NULL)"
-)
-"""Holds the keys of another embedder until every row has one."""
-
-_RESULTS: Final = """
-SELECT t.seq, t.position, t.payload, j.id, j.environment, j.task, j.reward, j.details
+_ROWS: Final = """
+SELECT t.seq, t.position, t.payload, j.id, j.task, j.details
 FROM transitions t JOIN trajectories j ON j.code = t.trajectory
 WHERE t.seq IN (SELECT value FROM json_each(?))
 """
@@ -91,6 +85,10 @@ WHERE k.seq > ? ORDER BY k.seq LIMIT ?
 _OLDEST: Final = (
     "SELECT k.seq FROM keys k JOIN trajectories j ON j.code = k.trajectory"
     " WHERE j.source = ? AND k.seq > ? ORDER BY k.seq LIMIT ?"
+)
+
+_SET_COUNTS: Final = (
+    "UPDATE store SET last_seq = ?, real_rows = ?, synthetic_rows = ?, real_floor = ?, synthetic_floor = ?"
 )
 
 
@@ -139,41 +137,50 @@ class SqliteStore:
         return str(self._path)
 
     def status(self) -> StoreStatus:
-        with self._read_lock, self._explained():
-            return self._checked_status(self._reader)
+        with self._reading() as db:
+            return self._checked_status(db)
 
     def append(self, additions: Sequence[Addition], *, capacity: int | None) -> list[int | DreamGymError]:
         with self._transaction() as db:
             status = self._checked_status(db)
             ids = {record.trajectory_id for addition in additions for record in addition.records}
             plan = plan_append(additions, _known(db, ids), status)
-            _insert(db, plan)
-            _settle(db, status, plan, capacity)
+            db.executemany("INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?)", plan.trajectories)
+            db.executemany("INSERT INTO transitions VALUES (?, ?, ?, ?)", plan.transitions)
+            rows = zip(plan.transitions, plan.keys, strict=True)
+            db.executemany(
+                "INSERT INTO keys VALUES (?, ?, ?)", ((row[0], row[1], key.tobytes()) for row, key in rows)
+            )
+            gone, counts = evict(status, plan, capacity, lambda *which: db.execute(_OLDEST, which).fetchall())
+            for table in ("transitions", "keys", "next_keys"):
+                db.executemany(f"DELETE FROM {table} WHERE seq = ?", gone)
+            if counts is not None:
+                db.execute(_SET_COUNTS, counts)
         return plan.results
 
     def scan(self, after: int) -> Chunk:
-        with self._read_lock, self._explained():
-            self._reader.execute("BEGIN")  # the keys may be replaced between two statements
+        with self._reading() as db:
+            db.execute("BEGIN")  # the keys may be replaced between two statements
             try:
-                dimension = self._checked_status(self._reader).dimension
-                rows = self._reader.execute(_SCAN, (after, CHUNK_ROWS)).fetchall()
+                dimension = self._checked_status(db).dimension
+                rows = db.execute(_SCAN, (after, CHUNK_ROWS)).fetchall()
             finally:
-                self._reader.execute("COMMIT")
+                db.execute("COMMIT")
         keys = np.frombuffer(b"".join(row[1] for row in rows), np.float16).reshape(len(rows), dimension)
         return Chunk.of(rows, restore_keys(keys))
 
-    def get(self, seqs: Sequence[int]) -> dict[int, Record]:
-        with self._read_lock, self._explained():
-            rows = self._reader.execute(_RESULTS, (json.dumps(list(seqs)),)).fetchall()
-        return {seq: decode_record(tuple(rest)) for seq, *rest in rows}
+    def get(self, seqs: Sequence[int]) -> dict[int, Demonstration]:
+        with self._reading() as db:
+            rows = db.execute(_ROWS, (json.dumps(list(seqs)),)).fetchall()
+        return decode_rows(rows)
 
     def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
-        with self._read_lock, self._explained():
-            return {key: found.positions for key, found in _known(self._reader, trajectory_ids).items()}
+        with self._reading() as db:
+            return {key: found.positions for key, found in _known(db, trajectory_ids).items()}
 
     def holdings(self) -> list[Holding]:
-        with self._read_lock, self._explained():
-            rows = self._reader.execute(
+        with self._reading() as db:
+            rows = db.execute(
                 "SELECT j.environment, j.source, count(*), count(DISTINCT k.trajectory)"
                 " FROM keys k JOIN trajectories j ON j.code = k.trajectory GROUP BY 1, 2 ORDER BY 1, 2"
             ).fetchall()
@@ -190,8 +197,8 @@ class SqliteStore:
             db.execute("UPDATE store SET next_embedder = ?, next_dimension = ?", (embedder, dimension))
 
     def rekey_next(self, limit: int) -> list[tuple[int, str, str]]:
-        with self._read_lock, self._explained():
-            rows = self._reader.execute(
+        with self._reading() as db:
+            rows = db.execute(
                 "SELECT seq, payload FROM transitions"
                 " WHERE seq > (SELECT coalesce(max(seq), 0) FROM next_keys) ORDER BY seq LIMIT ?",
                 (limit,),
@@ -216,7 +223,7 @@ class SqliteStore:
                     return False
                 db.execute("DROP TABLE keys")
                 db.execute("ALTER TABLE next_keys RENAME TO keys")
-                db.execute(_NEXT_KEYS)
+                db.execute(_KEYS.format("next_keys"))
                 db.execute(
                     "UPDATE store SET embedder = next_embedder, dimension = next_dimension,"
                     " generation = generation + 1, next_embedder = NULL, next_dimension = NULL"
@@ -239,10 +246,7 @@ class SqliteStore:
                 self._writer.close()
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(
-            self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
-        )
-        self._check_application(db)
+        db = self._open(str(self._path))
         db.execute(f"PRAGMA page_size = {PAGE_SIZE}")  # has an effect only while the file is empty
         deadline = time.monotonic() + self._busy_seconds
         while True:
@@ -257,24 +261,26 @@ class SqliteStore:
         return db
 
     def _connect_read_only(self) -> sqlite3.Connection:
-        # The second mode is for media where not even the shared memory of the write-ahead log can be created.
-        wal_is_empty = not self._wal.exists() or not self._wal.stat().st_size
-        for last, mode in ((not wal_is_empty, "mode=ro"), (True, "mode=ro&immutable=1")):
-            uri, seconds = f"{self._path.resolve().as_uri()}?{mode}", self._busy_seconds
-            db = sqlite3.connect(uri, seconds, isolation_level=None, check_same_thread=False, uri=True)
-            try:
-                self._check_application(db)
-                return db
-            except sqlite3.Error:
-                db.close()
-                if last:
-                    raise
-        raise AssertionError("the last mode returns or raises")
+        address = f"{self._path.resolve().as_uri()}?mode=ro"
+        try:
+            return self._open(address, uri=True)
+        except sqlite3.Error:
+            if self._wal.exists() and self._wal.stat().st_size:
+                raise
+            # For media where not even the shared memory of the write-ahead log can be created.
+            return self._open(f"{address}&immutable=1", uri=True)
 
-    def _check_application(self, db: sqlite3.Connection) -> None:
-        if not _empty(db) and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+    def _open(self, address: str, *, uri: bool = False) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            address, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False, uri=uri
+        )
+        try:
+            if not _empty(db) and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                raise StoreError(f"{self.name}: expected a replay buffer, found another SQLite database")
+        except BaseException:
             db.close()
-            raise StoreError(f"{self.name}: expected a replay buffer, found another SQLite database")
+            raise
+        return db
 
     def _checked_writer(self) -> sqlite3.Connection:
         if self._writer is None:
@@ -287,7 +293,7 @@ class SqliteStore:
             if fresh:
                 if not create:
                     raise nothing_there(self.name)
-                for statement in (*_SCHEMA.split(";\n"), _NEXT_KEYS):
+                for statement in (*_SCHEMA.split(";\n"), _KEYS.format("keys"), _KEYS.format("next_keys")):
                     db.execute(statement)
                 db.execute(
                     "INSERT INTO store (only, embedder, dimension) VALUES (1, ?, ?)", (embedder, dimension)
@@ -311,6 +317,11 @@ class SqliteStore:
         if status.embedder != self._embedder:
             raise other_embedder(self.name, status.embedder, self._embedder)
         return status
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._read_lock, self._explained():
+            yield self._reader
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -372,30 +383,6 @@ def _known(db: sqlite3.Connection, trajectory_ids: Iterable[str]) -> dict[str, K
         "SELECT trajectory, position FROM transitions WHERE trajectory IN (SELECT value FROM json_each(?))"
     )
     return known_trajectories(rows, lambda codes: db.execute(positions, (json.dumps(codes),)))
-
-
-def _insert(db: sqlite3.Connection, plan: AppendPlan) -> None:
-    db.executemany("INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?)", plan.trajectories)
-    db.executemany("INSERT INTO transitions VALUES (?, ?, ?, ?)", plan.transitions)
-    keys = [(row[0], row[1], key.tobytes()) for row, key in zip(plan.transitions, plan.keys, strict=True)]
-    db.executemany("INSERT INTO keys VALUES (?, ?, ?)", keys)
-
-
-def _settle(db: sqlite3.Connection, status: StoreStatus, plan: AppendPlan, capacity: int | None) -> None:
-    """Evict down to the capacity and update the counts."""
-
-    def oldest(source: str, floor: int, count: int) -> list[int]:
-        return [seq for (seq,) in db.execute(_OLDEST, (source, floor, count))]
-
-    gone, counts = evict(status, plan, capacity, oldest)
-    for table in ("transitions", "keys", "next_keys"):
-        db.executemany(f"DELETE FROM {table} WHERE seq = ?", [(seq,) for seq in gone])
-    if counts is not None:
-        db.execute(
-            "UPDATE store SET last_seq = ?, real_rows = ?, synthetic_rows = ?,"
-            " real_floor = ?, synthetic_floor = ?",
-            counts,
-        )
 
 
 def _advice(error: sqlite3.Error | OSError) -> str:

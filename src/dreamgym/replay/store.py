@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dreamgym.data.schema import ProvenanceRow, decode_transition, dump_json, encode_transition, explain
 from dreamgym.errors import DataError, DreamGymError, StoreError
 from dreamgym.protocols import Keys
-from dreamgym.types import Provenance, Source, Trajectory, Transition, transition_id
+from dreamgym.types import Demonstration, Provenance, Source, Trajectory, Transition, transition_id
 
 MAX_ID_CHARACTERS: Final = 1000
 SCHEMA_VERSION: Final = 1
@@ -152,8 +152,8 @@ class TransitionStore(Protocol):
     def scan(self, after: int) -> Chunk:
         """The next rows (at most `CHUNK_ROWS`, fewer only at the end) numbered above `after`, in order."""
 
-    def get(self, seqs: Sequence[int]) -> dict[int, Record]:
-        """The records with these numbers; those evicted meanwhile are left out."""
+    def get(self, seqs: Sequence[int]) -> dict[int, Demonstration]:
+        """The rows with these numbers, of similarity 0; those evicted meanwhile are left out."""
 
     def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
         """The stored positions of these trajectories."""
@@ -257,29 +257,28 @@ def decode_payload(payload: bytes) -> Transition:
         raise DataError(f"expected a stored transition, got {len(payload)} damaged bytes: {error}") from None
 
 
-def decode_record(row: tuple[int, bytes, str, str, str, float, str]) -> Record:
-    """A record from its columns: position, payload, trajectory, environment, task, reward, details."""
-    position, payload, trajectory, environment, task, reward, details = row
-    instruction, provenance = _decode_details(details)
-    return Record(
-        transition=decode_payload(payload),
-        environment=environment,
-        task_id=task,
-        instruction=instruction,
-        trajectory_id=trajectory,
-        position=position,
-        trajectory_reward=reward,
-        provenance=provenance,
-    )
+def decode_rows(rows: Iterable[tuple[Any, ...]]) -> dict[int, Demonstration]:
+    """Demonstrations by number, from rows of (seq, position, payload, trajectory, task, details)."""
+    return {
+        seq: Demonstration(
+            transition=decode_payload(payload),
+            similarity=0.0,
+            transition_id=transition_id(trajectory, position),
+            trajectory_id=trajectory,
+            task_id=task,
+            position=position,
+            provenance=_decode_provenance(details),
+        )
+        for seq, position, payload, trajectory, task, details in rows
+    }
 
 
 @functools.lru_cache(maxsize=4096)
-def _decode_details(details: str) -> tuple[str, Provenance]:
+def _decode_provenance(details: str) -> Provenance:
     try:
-        row = _Details.model_validate_json(details)
+        return Provenance(**dict(_Details.model_validate_json(details).provenance))
     except ValidationError as error:
         raise DataError(f"expected the details of a stored trajectory, got {explain(error)}") from None
-    return row.instruction, Provenance(**dict(row.provenance))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -321,11 +320,11 @@ def evict(
     status: StoreStatus,
     plan: AppendPlan,
     capacity: int | None,
-    oldest: Callable[[Source, int, int], list[int]],
-) -> tuple[list[int], tuple[int, ...] | None]:
-    """(rows to delete, new counts: last_seq, real_rows, synthetic_rows, real_floor, synthetic_floor).
+    oldest: Callable[[Source, int, int], list[tuple[int]]],
+) -> tuple[list[tuple[int]], tuple[int, ...] | None]:
+    """(Rows to delete, new counts: last_seq, real_rows, synthetic_rows, real_floor, synthetic_floor).
 
-    `oldest` gives the numbers of the oldest n rows of a source above a floor, new rows included.
+    `oldest` gives the oldest n rows of a source above a floor, new rows included. A row is (seq,).
     """
     added, gone = plan.added, []
     rows = {"real": status.real_rows + added["real"], "synthetic": status.synthetic_rows + added["synthetic"]}
@@ -334,7 +333,7 @@ def evict(
         excess = min(sum(rows.values()) - capacity, rows[source]) if capacity else 0
         if excess > 0:
             dropped = oldest(source, floors[source], excess)
-            floors[source] = dropped[-1]
+            floors[source] = dropped[-1][0]
             rows[source] -= len(dropped)
             gone += dropped
     if not plan.keys and not gone:

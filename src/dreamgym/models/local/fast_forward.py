@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dreamgym.models.local.kv_cache import CachedPrefix, KVCache, PrefillChunk, Step
+from dreamgym.models.local.tokens import common_prefix
 
 FAMILIES = ("llama", "qwen2", "qwen3", "lfm2")
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -150,27 +151,16 @@ class _Block:
 
     @classmethod
     def of(cls, module: Any) -> _Block:
-        if hasattr(module, "feed_forward"):
-            wide = module.feed_forward
-            return cls(
-                norm=_Norm.of(module.operator_norm),
-                mixer=_Attention.of(module.self_attn)
-                if module.is_attention_layer
-                else _ShortConvolution.of(module.conv),
-                wide_norm=_Norm.of(module.ffn_norm),
-                gate=_Linear.of(wide.w1),
-                up=_Linear.of(wide.w3),
-                down=_Linear.of(wide.w2),
-            )
-        wide = module.mlp
-        return cls(
-            norm=_Norm.of(module.input_layernorm),
-            mixer=_Attention.of(module.self_attn),
-            wide_norm=_Norm.of(module.post_attention_layernorm),
-            gate=_Linear.of(wide.gate_proj),
-            up=_Linear.of(wide.up_proj),
-            down=_Linear.of(wide.down_proj),
-        )
+        attends = getattr(module, "is_attention_layer", True)
+        mixer = _Attention.of(module.self_attn) if attends else _ShortConvolution.of(module.conv)
+        if hasattr(module, "feed_forward"):  # LFM2
+            norms, wide = (module.operator_norm, module.ffn_norm), module.feed_forward
+            gate, up, down = (_Linear.of(part) for part in (wide.w1, wide.w3, wide.w2))
+        else:
+            norms, wide = (module.input_layernorm, module.post_attention_layernorm), module.mlp
+            gate, up, down = (_Linear.of(part) for part in (wide.gate_proj, wide.up_proj, wide.down_proj))
+        norm, wide_norm = (_Norm.of(part) for part in norms)
+        return cls(norm=norm, mixer=mixer, wide_norm=wide_norm, gate=gate, up=up, down=down)
 
     def __call__(self, x: Tensor, context: _StepContext) -> Tensor:
         x = self.mixer(x, self.norm(x), context)
@@ -328,15 +318,3 @@ class PackedBackend:
 
     def refresh(self) -> None:
         self.forward.refresh()
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common prefix of two token sequences.
-
-    >>> common_prefix([1, 2, 3], [1, 2, 4, 5]), common_prefix([1, 2], [1, 2, 3])
-    (2, 2)
-    """
-    shorter = min(len(left), len(right))
-    if left[:shorter] == right[:shorter]:
-        return shorter
-    return next(n for n in range(shorter) if left[n] != right[n])

@@ -198,8 +198,9 @@ class Scheduler:
             tokens = list(request.prompt_token_ids)
         else:
             tokens = self.histories.tokens_of(request.prompt, request.conversation)
-        node, longest = self._choice_trie(request)
-        needed = len(tokens) + (longest if node is not None else 1)
+        choices = [(choice, self._codec.choice(choice)) for choice in request.choices or ()]
+        node = build_trie(choices) if choices else None
+        needed = len(tokens) + max((len(choice) for _, choice in choices), default=0) + 1
         if needed > self._positions:
             raise EpisodeFailedError(
                 FailureKind.BUDGET,
@@ -218,14 +219,6 @@ class Scheduler:
             node=node,
             terminator=self._terminator(request, node) if node is not None else -1,
         )
-
-    def _choice_trie(self, request: CompletionRequest) -> tuple[TrieNode | None, int]:
-        """The trie of a request's choices, and the length of its longest choice in tokens."""
-        if request.choices is None:
-            return None, 0
-        tokenised = [(choice, self._codec.choice(choice)) for choice in request.choices]
-        root = build_trie(tokenised)
-        return root, max(len(tokens) for _, tokens in tokenised) + 1
 
     def _terminator(self, request: CompletionRequest, node: TrieNode) -> int:
         if request.stop and (tokens := self._codec.choice(request.stop[0])):
@@ -269,13 +262,7 @@ class Scheduler:
     def _sample(self, logits: Tensor) -> None:
         """Sample the next token of every row and remove finished rows."""
         if self._sampling is None:
-            requests = [row.request for row in self._rows]
-            self._sampling = SamplingParams.of(
-                [request.seed for request in requests],
-                [request.temperature for request in requests],
-                [request.top_p for request in requests],
-                logits.device,
-            )
+            self._sampling = SamplingParams.of([row.request for row in self._rows], logits.device)
         positions = np.array([len(row.tokens) for row in self._rows], dtype=np.uint64)
         chosen = sample_tokens(self._constrained(logits), self._sampling, positions)
         logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]

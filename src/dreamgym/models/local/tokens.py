@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dreamgym.errors import ConfigError
+from dreamgym.types import CompletionRequest
 
 _LOST = "\ufffd"
 _HISTORY_TOKENS = 1 << 24
@@ -65,10 +66,6 @@ class TextCodec:
             if whole[start : start + len(plain)] == plain:
                 return whole[:start]
         return []
-
-    @property
-    def vocabulary_size(self) -> int:
-        return len(self._tokenizer)
 
     def start(self, text: str) -> list[int]:
         """Tokens of a text that begins a conversation: ``tokenizer(text)`` without an EOS token."""
@@ -115,8 +112,8 @@ class TextCodec:
         """Tokens that might complete one of these strings: the only ones after which to search for it."""
         if stops not in self._watched:
             if self._pieces is None:
-                size = self.vocabulary_size
-                self._pieces = [self.decode([token], after=self._anchor) for token in range(size)]
+                every = range(len(self._tokenizer))
+                self._pieces = [self.decode([token], after=self._anchor) for token in every]
             ends = {stop[-1] for stop in stops}
             self._watched[stops] = frozenset(
                 token
@@ -175,7 +172,7 @@ class TokenHistory:
         def text(count: int) -> str:
             return self._codec.decode(turn.sampled[:count], after=turn.prompt_tokens[-1])
 
-        common = _common_start(text(len(turn.sampled)), rest)
+        common = common_prefix(text(len(turn.sampled)), rest)
         count = bisect_right(range(len(turn.sampled) + 1), common, key=lambda count: len(text(count))) - 1
         # A partial character may have misled the search; an EOS token adds no text.
         while count and (not rest.startswith(text(count)) or text(count) == text(count - 1)):
@@ -195,13 +192,16 @@ class TokenHistory:
             self._tokens -= len(turn.prompt_tokens) + len(turn.sampled)
 
 
-def _common_start(left: str, right: str) -> int:
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
+    """Length of the common prefix of two token sequences or texts.
+
+    >>> common_prefix([1, 2, 3], [1, 2, 4, 5]), common_prefix("go", "go home")
+    (2, 2)
     """
-    >>> _common_start("go north", "go home")
-    3
-    """
-    differing = (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
-    return next(differing, min(len(left), len(right)))
+    shorter = min(len(left), len(right))
+    if left[:shorter] == right[:shorter]:
+        return shorter
+    return next(n for n in range(shorter) if left[n] != right[n])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,20 +219,18 @@ class SamplingParams:
     any_top_p: bool
 
     @classmethod
-    def of(
-        cls, seeds: list[int], temperatures: list[float], top_ps: list[float], device: torch.device
-    ) -> SamplingParams:
+    def of(cls, requests: Sequence[CompletionRequest], device: torch.device) -> SamplingParams:
         # Below this, logits divided by the temperature overflow: the likeliest token has all probability.
-        greedy = [temperature < _SMALLEST_TEMPERATURE for temperature in temperatures]
+        greedy = [request.temperature < _SMALLEST_TEMPERATURE for request in requests]
+        divisors = [1.0 if low else each.temperature for low, each in zip(greedy, requests, strict=True)]
+        top_ps = [request.top_p for request in requests]
         return cls(
-            seeds=np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64),
-            temperature=torch.tensor(
-                [1.0 if low else t for t, low in zip(temperatures, greedy, strict=True)], device=device
-            )[:, None],
+            seeds=np.array([request.seed & 0xFFFFFFFFFFFFFFFF for request in requests], dtype=np.uint64),
+            temperature=torch.tensor(divisors, device=device)[:, None],
             top_p=torch.tensor(top_ps, device=device)[:, None],
             greedy=torch.tensor(greedy, device=device),
             all_greedy=all(greedy),
-            any_top_p=any(top_p < 1 for top_p in top_ps),
+            any_top_p=min(top_ps) < 1,
         )
 
 
