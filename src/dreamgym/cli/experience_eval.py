@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from dreamgym.cli.experience_models import Buffer, Reward, Without, parts, setti
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.config import CollectConfig, Config, nearest_name
 from dreamgym.data.datasets import dataset_path
+from dreamgym.envs.description import has_expert
 from dreamgym.envs.registry import environment_names, find_environment, is_known
 from dreamgym.errors import ConfigError
 from dreamgym.evaluation.evaluate import evaluation_split
@@ -136,7 +138,8 @@ def _record(run: Path, config: Config, episodes: int, split: str | None) -> Path
     if split is None:
         split = evaluation_split(find_environment(config.environment.name).splits or ("train",))
     out = run / "real" / f"{split}-{config.seed}"
-    wanted = CollectConfig(episodes=episodes, split=split, out=out, policy="mix")
+    expert = asyncio.run(has_expert(config.environment.name, config.environment.options))
+    wanted = CollectConfig(episodes=episodes, split=split, out=out, policy="mix" if expert else "explore")
     run_collect(config.model_copy(update={"collect": wanted}))
     return out
 

@@ -36,6 +36,20 @@ async def describe_environment(name: str, options: Mapping[str, Any]) -> dict[st
         return described | {"note": str(missing)}
 
 
+async def has_expert(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether scripted policies that need an expert can play it."""
+    factory = open_environment(name, options)
+    try:
+        (task,) = await factory.tasks(factory.splits[0], 1)
+        environment = factory.make(task)
+        try:
+            return find_expert(environment) is not None
+        finally:
+            await environment.aclose()
+    finally:
+        await factory.aclose()
+
+
 async def _summary(name: str) -> dict[str, Any]:
     try:
         spec = find_environment(name)

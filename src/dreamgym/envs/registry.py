@@ -7,6 +7,8 @@ one with an entry point in the group ``dreamgym.environments``, whose value is a
     [project.entry-points."dreamgym.environments"]
     kitchen = "my_package.kitchen:SPEC"
 
+``black-box:NAME`` is any of them without its optional roles.
+
 Importing a spec must be cheap: heavy imports belong into `open`.
 """
 
@@ -22,6 +24,7 @@ from pydantic import ConfigDict
 
 from dreamgym.config import Section, nearest_name, validate
 from dreamgym.envs.adapters import ObjectFactory, is_factory
+from dreamgym.envs.black_box import PREFIX, BlackBoxFactory
 from dreamgym.envs.references import is_reference, load_reference, reference_exists
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import Annotator, EnvironmentFactory
@@ -152,7 +155,7 @@ def spec_of(environment: object) -> EnvironmentSpec:
         return find_environment(environment)
     if is_factory(environment):
         name = str(getattr(environment, "name", ""))
-        if name in _referenced or name in environment_names():
+        if name.startswith(PREFIX) or name in _referenced or name in environment_names():
             return find_environment(name)
     return register(as_environment(environment))
 
@@ -186,9 +189,25 @@ def find_environment(name: str) -> EnvironmentSpec:
         if not isinstance(spec, EnvironmentSpec):
             raise ConfigError(f"entry point {entry.value!r}: expected an EnvironmentSpec, got {spec!r}")
         return spec
+    if name.startswith(PREFIX):
+        return _black_box(find_environment(name.removeprefix(PREFIX)))
     if is_reference(name):
         return _referenced.setdefault(name, _by_reference(name))
     raise ConfigError(f"unknown environment {name!r}{nearest_name(name, environment_names())}")
+
+
+def _black_box(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """The environment without its optional roles."""
+    name = f"{PREFIX}{spec.name}"
+    return EnvironmentSpec(
+        name=name,
+        open=lambda options: BlackBoxFactory(spec.open(options), name),
+        summary=f"{spec.summary}; black box",
+        options=spec.options,
+        splits=spec.splits,
+        horizon=spec.horizon,
+        extra=spec.extra,
+    )
 
 
 def _by_reference(name: str) -> EnvironmentSpec:
@@ -204,6 +223,7 @@ def _by_reference(name: str) -> EnvironmentSpec:
 
 def is_known(name: str) -> bool:
     """Whether an environment of this name can be found, perhaps with an extra installed."""
+    name = name.removeprefix(PREFIX)
     return name in environment_names() or name in _referenced or reference_exists(name)
 
 
