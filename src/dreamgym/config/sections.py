@@ -97,7 +97,18 @@ class ExperienceConfig(Section):
     batch: int = Field(32, ge=1, description="examples per update")
     validation: float = Field(0.05, ge=0, lt=1, description="share of tasks held out to measure agreement")
     history: int = Field(1, ge=0, description="newest transitions in a prompt")
+    facts: Literal["auto", "sheet", "replies"] = Field(
+        "auto",
+        description="facts of a prompt: the world sheet, or replies that other recordings of the task know; "
+        "auto: the sheet where the trajectories or the environment's rules have one",
+    )
     sheet: bool = Field(True, description="show the facts that the action touches")
+    imagine: bool = Field(True, description="known replies: imagine an unknown one once per rollout group")
+    imagine_temperature: float = Field(1.0, ge=0, description="of an imagined reply")
+    min_support: float = Field(0.5, ge=0, le=1, description="known replies: bound of the support score")
+    unsupported: Literal["refuse", "end", "ignore"] = Field(
+        "refuse", description="a prediction below min_support: refuse the action, end the episode, or use it"
+    )
     reasoning: bool = Field(True, description="reason before the next state")
     text_limit: int = Field(64, ge=1, description="characters of a past or present state in a prompt")
     attempts: int = Field(3, ge=1, description="the most requests for a reply that parses")

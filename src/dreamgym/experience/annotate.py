@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.annotation_store import AnnotationStore
+from dreamgym.experience.known_replies import holds_replies
 from dreamgym.experience.reply_format import has_plain_number
 from dreamgym.experience.world_sheet import changed_in
 from dreamgym.protocols import Annotator, LanguageModel
@@ -175,12 +176,17 @@ class PlainAnnotator:
     name = "plain"
 
     async def annotate(self, trajectory: Trajectory) -> Annotation:
+        # Known replies hold all that later states show: the phrases of household games are not read.
+        read = not holds_replies(trajectory.sheet)
         return Annotation(
             plan=trajectory.task.instruction,
             success_mode="not explained",
             failure_mode="not explained",
             notes=tuple(
-                Note(reasoning=_new_lines(step), change=changed_in(step.outcome.next_state))
+                Note(
+                    reasoning=_new_lines(step),
+                    change=changed_in(step.outcome.next_state) if read else Change(),
+                )
                 for step in trajectory.transitions
             ),
         )

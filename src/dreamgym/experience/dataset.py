@@ -8,9 +8,10 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TypeAlias
 
 from dreamgym.experience.reply_format import (
     PromptSettings,
@@ -41,19 +42,27 @@ class Example:
     """Of its transition; START for a first state, VARIATION for a task variation."""
 
 
+MakeExamples: TypeAlias = Callable[
+    [Trajectory, Annotation, PromptSettings, Iterator[Sequence[Demonstration]]], Iterator["Example"]
+]
+"""Makes the examples of one trajectory, given the demonstrations of each of its transitions."""
+
+
 async def examples(
     trajectories: Iterable[Trajectory],
     annotator: Annotator,
     *,
     settings: PromptSettings,
     retriever: Retriever | None = None,
+    make: MakeExamples | None = None,
 ) -> AsyncIterator[Example]:
-    """The examples of these trajectories, in order."""
+    """The examples of these trajectories, in order; `make` replaces the prompts with world sheets."""
+    make = make or _examples_of
     for group in _groups(trajectories):
         demonstrations = await _demonstrations(group, settings, retriever)
         for trajectory in group:
             annotation = await annotator.annotate(trajectory)
-            for example in _examples_of(trajectory, annotation, settings, demonstrations):
+            for example in make(trajectory, annotation, settings, demonstrations):
                 yield example
 
 

@@ -78,7 +78,7 @@ class ReasoningExperienceModel:
         self.name = name
         self.language_model = model
         """The weights; the task generator shares them."""
-        self._model = _CachedModel(model, cached_replies) if cached_replies else model
+        self._model = CachedModel(model, cached_replies) if cached_replies else model
         self._checked = _CheckedReasoning(self._model, "" if settings.reasoning else _NO_REASONING)
         self._settings = settings
         self._grader = grader or ModelVerdict()
@@ -115,7 +115,7 @@ class ReasoningExperienceModel:
         reply = await ask_structured(
             self._checked,
             CompletionRequest(prompt=text, max_tokens=self._max_tokens),
-            lambda completion: replace(parse_reply(completion.text), confidence=_confidence(completion)),
+            lambda completion: replace(parse_reply(completion.text), confidence=confidence(completion)),
             name=self.name,
             attempts=self._settings.attempts,
         )
@@ -199,7 +199,7 @@ async def retrieve(
     return found
 
 
-class _CachedModel:
+class CachedModel:
     """A language model with a cache of replies. Equal requests that run at the same time share one
     completion."""
 
@@ -243,6 +243,6 @@ class _CheckedReasoning:
         return replace(completion, text=text)
 
 
-def _confidence(completion: Completion) -> float | None:
+def confidence(completion: Completion) -> float | None:
     """The probability of the sampled reply, where the model reports log-probs."""
     return math.exp(sum(completion.logprobs)) if completion.logprobs else None

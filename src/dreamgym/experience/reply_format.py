@@ -33,7 +33,7 @@ _REPLY = re.compile(
 )
 _CHANGE = re.compile(r"\A([+-]) (\S+)(?: (.+))?\Z")
 _MAX_DIGITS = 9
-PROMPT_STARTS = ("like: ", "then: ", "state: ", "fact: ", "task: ")
+PROMPT_STARTS = ("like: ", "then: ", "state: ", "fact: ", "task: ", "known: ", "else: ", "here: ")
 """A prompt starts with one of these; no reply does."""
 _FACT = "fact: "
 _CLAUSE_ENDS = frozenset(".;")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 
 from dreamgym.config import nearest_name
 from dreamgym.envs.synthetic import EpisodeStart
 from dreamgym.errors import ConfigError
+from dreamgym.experience.known_replies import task_sheets, with_seed
 from dreamgym.experience.world_sheet import SheetSampler, TaskCheck, hindsight_sheet, with_sheet
 from dreamgym.protocols import EnvironmentFactory, find_world_sheet
 from dreamgym.types import State, Task, Trajectory, WorldSheet
@@ -20,16 +22,25 @@ _CACHED = 4096
 class RecordedStarts:
     """The starts of recorded tasks, as recorded or with their objects placed anew. A `StartFor`."""
 
-    def __init__(self, trajectories: Iterable[Trajectory], *, recombine: TaskCheck | None = None) -> None:
-        """With `recombine`, objects are placed anew such that it returns true for the task."""
+    def __init__(
+        self,
+        trajectories: Iterable[Trajectory],
+        *,
+        recombine: TaskCheck | None = None,
+        known_replies: bool = False,
+    ) -> None:
+        """With `recombine`, objects are placed anew such that it returns true for the task. With
+        `known_replies`, a sheet holds the replies that any recording of the task knows."""
+        trajectories = list(trajectories)
+        sheets = task_sheets(trajectories) if known_replies else {}
         self._recorded: dict[str, tuple[Task, EpisodeStart]] = {}
         for each in trajectories:
             if each.task.id not in self._recorded:
                 # Experience models do not predict admissible actions, so the first state has none either.
-                start = EpisodeStart(
-                    sheet=each.sheet or hindsight_sheet(each), state=State(text=each.start.text)
-                )
+                sheet = sheets.get(each.task.id) or each.sheet or hindsight_sheet(each)
+                start = EpisodeStart(sheet=sheet, state=State(text=each.start.text))
                 self._recorded[each.task.id] = (each.task, start)
+        self._known_replies = known_replies
         self._recombine = recombine
         self._recombined: dict[tuple[str, int], EpisodeStart] = {}
         self._sampler = (
@@ -43,6 +54,8 @@ class RecordedStarts:
     def __call__(self, task: Task, seed: int) -> EpisodeStart | None:
         """The same task and seed give the same start."""
         _, recorded = self._recorded.get(task.id, (None, None))
+        if recorded is not None and self._known_replies:
+            return replace(recorded, sheet=with_seed(recorded.sheet, seed))
         if recorded is None or self._sampler is None or self._recombine is None:
             return recorded
         if (task.id, seed) not in self._recombined:

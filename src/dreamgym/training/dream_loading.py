@@ -16,6 +16,7 @@ from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.registry import environment_horizon
 from dreamgym.envs.synthetic import EpisodeStart, StartFor, SyntheticFactory
 from dreamgym.errors import ConfigError
+from dreamgym.experience.black_box import BlackBoxExperienceModel
 from dreamgym.experience.world_sheet import TaskCheck
 from dreamgym.models.registry import LanguageModels, names_language_model
 from dreamgym.protocols import ExperienceModel
@@ -77,7 +78,11 @@ class Dream(SyntheticFactory):
                 f"expected trajectories of environment {place[0]!r}, split {place[1]!r} to take tasks from, "
                 f"train.data={chosen.data} has none; set environment.name, train.split or train.data"
             )
-        starts = RecordedStarts(recorded, recombine=_can_succeed(config))
+        starts = RecordedStarts(
+            recorded,
+            recombine=_can_succeed(config),
+            known_replies=isinstance(experience_model, BlackBoxExperienceModel),
+        )
         refusals = (spec.refusals if spec is not None else ()) or (_REFUSAL,)
         self.experience_model = experience_model
         self.buffer = buffer

@@ -5,17 +5,21 @@ replay buffer of its demonstrations out."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.experience.black_box_examples import black_box_examples
 from dreamgym.experience.dataset import Example, examples, held_out, limit_repeats, oversample, variations
+from dreamgym.experience.known_replies import persistent_kinds, with_known_replies
 from dreamgym.experience.recorded_rules import RULES_FILE, mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.training.annotators import annotated
+from dreamgym.training.annotators import PLAIN, annotated
+from dreamgym.training.black_box import resolve_facts, write_knowledge
 from dreamgym.training.experience_loading import OWN_BUFFER, prompt_settings
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.training.fine_tuning import FineTuning, OnProgress, Progress
@@ -49,6 +53,7 @@ async def fine_tune(
     recorded = list(trajectories)
     with lock_directory(folder):
         spec = known_environment(config.environment.name)
+        config = resolve_facts(config, spec, recorded)
         splits = {trajectory.task.split for trajectory in recorded}
         run = ExperienceRun.of(config, spec, annotator=annotator.name, splits=splits)
         run = run.model_copy(update={"actor": actor})
@@ -57,8 +62,12 @@ async def fine_tune(
         fine_tuning = _fine_tuning(config, training, validation, folder)
         fine_tuning.resume()  # before writing: a run that is refused stays as it was
         run.with_data(folder, _written(recorded, folder) if data is None else data).write(folder)
-        await _write_rules(run, recorded, annotator, folder)
-        return await fine_tuning.run(on_progress)
+        if config.experience.facts == "sheet":
+            await _write_rules(run, recorded, annotator, folder)
+        progress = await fine_tuning.run(on_progress)
+        if config.experience.facts == "replies":
+            await write_knowledge(config, recorded, folder, retriever=retriever)
+        return progress
 
 
 async def _write_rules(
@@ -125,10 +134,17 @@ async def _examples(
 ) -> tuple[list[Example], list[Example]]:
     k = config.replay.demonstrations(prompted=False)
     settings = prompt_settings(config.experience, k, actor, config.environment.name)
-    recorded = [with_sheet(found) for found in annotated(recorded, annotator)]
+    found, black_box = annotated(recorded, annotator), config.experience.facts == "replies"
+    recorded = with_known_replies(found) if black_box else [with_sheet(each) for each in found]
+    make = None
+    if black_box:
+        plain = annotator.name == PLAIN
+        make = partial(black_box_examples, persistent=persistent_kinds(found), plain=plain)
     validating = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])
-    async for example in examples(recorded, annotator, settings=settings, retriever=retriever):
+    async for example in examples(recorded, annotator, settings=settings, retriever=retriever, make=make):
         parts[example.trajectory_id in validating].append(example)
-    known = [found for found in recorded if found.id not in validating]
+    if black_box:
+        return [*oversample(limit_repeats(parts[0]))], parts[1]
+    known = [each for each in recorded if each.id not in validating]
     return [*oversample(limit_repeats(parts[0])), *variations(known, seed=config.seed)], parts[1]

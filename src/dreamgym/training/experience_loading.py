@@ -13,6 +13,7 @@ from typing import Any
 from dreamgym.config import Config, ExperienceConfig, Part, PromptedConfig
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
+from dreamgym.experience.black_box import BlackBoxExperienceModel
 from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.prompt_formats import JsonFormat, environment_description
 from dreamgym.experience.prompted import PromptedExperienceModel
@@ -22,6 +23,7 @@ from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
 from dreamgym.models.registry import NAMES, LanguageModels, check_language_model, names_language_model
 from dreamgym.protocols import ExperienceModel, Grader, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.training.black_box import read_knowledge
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.types import State, Trajectory
 
@@ -162,7 +164,7 @@ def _load_fine_tuned(
     without: Collection[Part],
     *,
     cached_replies: int,
-) -> ReasoningExperienceModel:
+) -> ReasoningExperienceModel | BlackBoxExperienceModel:
     from dreamgym.models.local.language_model import LocalLanguageModel
     from dreamgym.training.model_setup import quiet_transformers
 
@@ -174,16 +176,19 @@ def _load_fine_tuned(
             "to take them from (--buffer), or leave them out (experience eval --without demonstrations)"
         )
     quiet_transformers()
-    return ReasoningExperienceModel(
-        LocalLanguageModel.load(folder / "model"),
-        name=str(folder),
-        settings=prompt_settings(settings, k, run.actor, run.environment.name),
-        grader=grader,
-        retriever=retriever,
-        refusals=run.refusals,
-        rules=RecordedRules.read(folder / RULES_FILE),
-        cached_replies=cached_replies,
-    )
+    model = LocalLanguageModel.load(folder / "model")
+    shared: dict[str, Any] = {
+        "name": str(folder),
+        "settings": prompt_settings(settings, k, run.actor, run.environment.name),
+        "grader": grader,
+        "retriever": retriever,
+        "refusals": run.refusals,
+        "cached_replies": cached_replies,
+    }
+    if settings.facts == "replies":
+        return BlackBoxExperienceModel(model, knowledge=read_knowledge(folder), **shared)
+    rules = RecordedRules.read(folder / RULES_FILE)
+    return ReasoningExperienceModel(model, rules=rules, **shared)
 
 
 def choose_grader(wanted: str | None, spec: EnvironmentSpec | None) -> str:

@@ -1,0 +1,221 @@
+"""The experience model of an environment without world sheet, rules or goal check: it predicts from known
+replies, history and demonstrations alone.
+
+What no recording of the task knows is imagined once: the reply to the bare action is sampled with the
+episode's seed, without history, and becomes a known reply of the episode. The result depends on nothing but
+task, seed, state and action, so every member of a rollout group gets the same one, in any order. Every
+prediction carries a support score (`support`), and a bound decides what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from dreamgym.experience.known_replies import (
+    IMAGINED,
+    Selected,
+    action_kind,
+    known_replies,
+    recorded_replies,
+    seed_of,
+    select,
+)
+from dreamgym.experience.model import CachedModel, ModelVerdict, confidence, make_prediction, retrieve
+from dreamgym.experience.reply_format import (
+    ParsedReply,
+    PromptSettings,
+    escape,
+    parse_reply,
+    parse_start,
+    quote_action,
+    start_prompt,
+)
+from dreamgym.experience.support import Evidence, Support
+from dreamgym.protocols import Grader, LanguageModel, Retriever
+from dreamgym.seeding import derive_seed
+from dreamgym.structured import ask_structured
+from dreamgym.types import (
+    CompletionRequest,
+    Demonstration,
+    Outcome,
+    Prediction,
+    State,
+    Task,
+    Transition,
+    WorldSheet,
+)
+
+Unsupported = Literal["refuse", "end", "ignore"]
+
+
+def black_box_prompt(
+    task: Task,
+    selected: Selected,
+    history: Sequence[Transition],
+    state: str,
+    action: str,
+    demonstrations: Sequence[Demonstration] = (),
+    *,
+    settings: PromptSettings,
+) -> str:
+    """The prompt for one action; what the reply most often copies from comes last."""
+
+    def cut(text: str) -> str:
+        return escape(text)[: settings.text_limit]
+
+    def pair(action: str, reply: str) -> str:
+        return f"{quote_action(action)} => {cut(reply)}"
+
+    lines = [
+        f"like: {pair(found.transition.action, found.transition.outcome.next_state.text)}"
+        for found in reversed(demonstrations[: settings.demonstrations])
+    ]
+    recent = history[-settings.history :] if settings.history else ()
+    lines += [f"then: {pair(past.action, past.outcome.next_state.text)}" for past in recent[:-1]]
+    lines += [f"then: {quote_action(past.action)}" for past in recent[-1:]]
+    lines += [f"task: {escape(task.instruction)}", f"state: {cut(state)}"]
+    if settings.sheet:
+        lines += [f"known: {pair(fact[2], fact[3])}" for fact in selected.related]
+        lines += [f"else: {pair(fact[2], fact[3])}" for fact in selected.elsewhere]
+        if selected.here is not None:
+            lines.append(f"here: {pair(selected.here[2], selected.here[3])}")
+    lines.append(f"action: {quote_action(action)}")
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlackBoxKnowledge:
+    """What was mined from the recordings beside the weights."""
+
+    persistent: frozenset[str] = frozenset()
+    """Kinds of action whose reply does not depend on the state."""
+    support: Support = field(default_factory=Support)
+    refusal: str = "Nothing happens."
+    """The most frequent reply of the recordings that changes nothing."""
+
+
+class BlackBoxExperienceModel:
+    """Implements `ExperienceModel` over a language model that was fine-tuned on `black_box_prompt`."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        name: str,
+        settings: PromptSettings,
+        knowledge: BlackBoxKnowledge,
+        grader: Grader | None = None,
+        retriever: Retriever | None = None,
+        refusals: Collection[str] = (),
+        max_tokens: int = 400,
+        cached_replies: int = 0,
+    ) -> None:
+        self.name = name
+        self.language_model = model
+        self._model = CachedModel(model, cached_replies) if cached_replies else model
+        self._settings = settings
+        self._knowledge = knowledge
+        self._grader = grader or ModelVerdict()
+        self._retriever = retriever
+        self._refusals = frozenset(refusals)
+        self._max_tokens = max_tokens
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        text = start_prompt(task, WorldSheet(facts=()), self._settings)
+        request = CompletionRequest(prompt=text, max_tokens=self._max_tokens, seed=seed_of(sheet))
+        return await ask_structured(
+            *(self._model, request, lambda found: State(text=parse_start(found.text))),
+            name=self.name,
+            attempts=self._settings.attempts,
+        )
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
+        selected = select(known_replies(sheet, history), state.text, action)
+        if self._settings.imagine and self._settings.sheet and not selected.known:
+            sheet = await self._imagine(task, sheet, history, state, action, demonstrations)
+            selected = select(known_replies(sheet, history), state.text, action)
+        text = black_box_prompt(
+            *(task, selected, history, state.text, action, demonstrations), settings=self._settings
+        )
+        reply = await self._ask(text)
+        prediction = await make_prediction(
+            *(reply, task, sheet, state, action),
+            grader=self._grader,
+            refusals=self._refusals,
+            demonstrations=demonstrations,
+        )
+        return self._supported(prediction, reply, selected, demonstrations, action)
+
+    async def _imagine(
+        self,
+        task: Task,
+        sheet: WorldSheet,
+        history: Sequence[Transition],
+        state: State,
+        action: str,
+        demonstrations: Sequence[Demonstration],
+    ) -> WorldSheet:
+        """The sheet with an imagined reply to this action, the same for every member of the group: it
+        depends on what the recordings know, and neither on history nor on earlier imagined replies."""
+        persistent = action_kind(action) in self._knowledge.persistent
+        where = (history[0].state if persistent and history else state).text
+        text = black_box_prompt(
+            *(task, select(recorded_replies(sheet), where, action), (), where, action, demonstrations),
+            settings=self._settings,
+        )
+        seed = derive_seed(seed_of(sheet), task.id, "" if persistent else where, action)
+        reply = await self._ask(text, temperature=self._settings.imagine_temperature, seed=seed)
+        fact = (IMAGINED, "" if persistent else where, action, reply.next_state)
+        return WorldSheet(facts=(*sheet.facts, fact))
+
+    async def _ask(self, text: str, *, temperature: float = 0.0, seed: int = 0) -> ParsedReply:
+        request = CompletionRequest(
+            prompt=text if self._settings.reasoning else text + "think: \nchange:\n",
+            max_tokens=self._max_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
+        start = "" if self._settings.reasoning else "think: \nchange:\n"
+        return await ask_structured(
+            *(self._model, request),
+            lambda found: replace(parse_reply(start + found.text), confidence=confidence(found)),
+            name=self.name,
+            attempts=self._settings.attempts,
+        )
+
+    def _supported(
+        self,
+        prediction: Prediction,
+        reply: ParsedReply,
+        selected: Selected,
+        demonstrations: Sequence[Demonstration],
+        action: str,
+    ) -> Prediction:
+        """The prediction with its support score, and without what too little supports."""
+        evidence = Evidence(
+            confidence=reply.confidence or 0.0,
+            known=selected.known,
+            similarity=demonstrations[0].similarity if demonstrations else 0.0,
+            seen=self._knowledge.support.times_seen(action),
+        )
+        score = self._knowledge.support.score(evidence)
+        outcome, bound = prediction.outcome, self._settings.min_support
+        info = {**outcome.info, "evidence": evidence, "support": score, "supported": score >= bound}
+        outcome = replace(outcome, info=info)
+        if score >= bound or self._settings.unsupported == "ignore":
+            return replace(prediction, outcome=outcome)
+        refused = Outcome(
+            next_state=State(text=self._knowledge.refusal),
+            reward=0.0,
+            terminated=self._settings.unsupported == "end",
+            reasoning=outcome.reasoning,
+            confidence=outcome.confidence,
+            reward_source="unsupported",
+            info=info,
+        )
+        return replace(prediction, outcome=refused, refused=True)

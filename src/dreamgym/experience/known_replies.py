@@ -1,0 +1,221 @@
+"""Facts in hindsight for any text: what earlier or later episodes of the same task replied to which action.
+
+An environment without a world sheet still discloses its hidden facts, one reply at a time. What an action
+revealed in one recording of a task was true in all of them, so the sheet of a task is the list of its known
+replies: ``("reply", STATE, ACTION, REPLY)``. A prompt shows those that matter for an action (`select`):
+replies to the same action in the same state, to the same action elsewhere, and to actions that share rare
+words with it. No grammar of the environment is needed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from typing import Final
+
+from dreamgym.seeding import derive_seed
+from dreamgym.types import Fact, Trajectory, Transition, WorldSheet
+
+REPLY: Final = "reply"
+IMAGINED: Final = "imagined"
+"""Like `REPLY`, of a reply that no recording holds: the experience model sampled it."""
+SEED: Final = "seed"
+"""Predicate of the fact that holds an episode's seed, from which unknown replies are sampled."""
+_WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"\d+")
+_ELSEWHERE, _RELATED = 2, 3
+"""Replies to the same action in other states, and replies to other actions, in one prompt."""
+_PERSISTENT = 0.8
+"""Share of equal replies in different states from which the replies to a kind of action are persistent."""
+_MIN_PAIRS = 5
+_FUTURE, _DROPPED = 0.5, 0.4
+
+
+def reply_fact(state: str, action: str, reply: str) -> Fact:
+    return (REPLY, state, action, reply)
+
+
+def recorded_replies(sheet: WorldSheet) -> list[Fact]:
+    return [fact for fact in sheet.facts if fact[0] == REPLY and len(fact) == 4]
+
+
+def known_replies(sheet: WorldSheet, history: Sequence[Transition]) -> list[Fact]:
+    """Recorded and imagined replies, then those of the episode itself, newest last."""
+    known = [fact for fact in sheet.facts if fact[0] in (REPLY, IMAGINED) and len(fact) == 4]
+    return [*known, *map(_fact, history)]
+
+
+def holds_replies(sheet: WorldSheet | None) -> bool:
+    """Whether a sheet lists known replies rather than facts of an environment."""
+    return sheet is not None and all(fact[0] in (REPLY, IMAGINED, SEED) for fact in sheet.facts)
+
+
+def seed_of(sheet: WorldSheet) -> int:
+    return next((int(fact[1]) for fact in sheet.facts if fact[0] == SEED), 0)
+
+
+def with_seed(sheet: WorldSheet, seed: int) -> WorldSheet:
+    return WorldSheet(facts=((SEED, str(seed)), *(fact for fact in sheet.facts if fact[0] != SEED)))
+
+
+def _fact(step: Transition) -> Fact:
+    return reply_fact(step.state.text, step.action, step.outcome.next_state.text)
+
+
+def trajectory_replies(trajectory: Trajectory) -> list[Fact]:
+    return list(map(_fact, trajectory.transitions))
+
+
+def task_sheets(trajectories: Iterable[Trajectory]) -> dict[str, WorldSheet]:
+    """The known replies of each task, over all its recordings."""
+    known: dict[str, dict[Fact, None]] = {}
+    for trajectory in trajectories:
+        known.setdefault(trajectory.task.id, {}).update(dict.fromkeys(trajectory_replies(trajectory)))
+    return {task: WorldSheet(facts=tuple(facts)) for task, facts in known.items()}
+
+
+def with_known_replies(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Each trajectory with the known replies of the other recordings of its task as its sheet."""
+    tasks: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        tasks.setdefault(trajectory.task.id, []).append(trajectory)
+    return [
+        replace(
+            trajectory,
+            sheet=WorldSheet(
+                facts=tuple(
+                    dict.fromkeys(
+                        fact
+                        for other in tasks[trajectory.task.id]
+                        if other.id != trajectory.id
+                        for fact in trajectory_replies(other)
+                    )
+                )
+            ),
+        )
+        for trajectory in trajectories
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """The known replies that a prompt shows for one action, the most relevant last."""
+
+    related: tuple[Fact, ...] = ()
+    elsewhere: tuple[Fact, ...] = ()
+    here: Fact | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether a reply to this very action is among them."""
+        return self.here is not None or bool(self.elsewhere)
+
+
+def select(replies: Sequence[Fact], state: str, action: str) -> Selected:
+    """The replies that matter for an action; newer ones win.
+
+    >>> facts = [reply_fact("s", "read A", "nuts"), reply_fact("s", "read B", "gum")]
+    >>> select(facts, "t", "press A").related
+    (('reply', 's', 'read A', 'nuts'),)
+    >>> select(facts, "t", "read B").elsewhere
+    (('reply', 's', 'read B', 'gum'),)
+    """
+    same = [fact for fact in reversed(replies) if fact[2] == action]
+    here = next((fact for fact in same if fact[1] == state), None)
+    elsewhere: dict[str, Fact] = {}
+    for fact in same:
+        if fact[1] != state and (here is None or fact[3] != here[3]):
+            elsewhere.setdefault(fact[3], fact)
+    return Selected(
+        related=tuple(reversed(_related(replies, action))),
+        elsewhere=tuple(reversed(list(elsewhere.values())[:_ELSEWHERE])),
+        here=here,
+    )
+
+
+def _related(replies: Sequence[Fact], action: str) -> list[Fact]:
+    """Replies to other actions by the rare words they share with this one, best first."""
+    wanted = set(_words(action))
+    others: dict[tuple[str, str], tuple[Fact, set[str]]] = {}
+    for fact in replies:
+        if fact[2] != action:
+            others[fact[2], fact[3]] = (fact, {*_words(fact[2]), *_words(fact[3])})
+    counts = Counter(word for _, words in others.values() for word in words & wanted)
+    scored = [
+        (sum(math.log(1 + len(others) / counts[word]) for word in words & wanted), number, fact)
+        for number, (fact, words) in enumerate(others.values())
+    ]
+    # A word that all replies share says nothing.
+    floor = math.log(2 + 1e-9) * 1.5
+    best = sorted((each for each in scored if each[0] > floor), key=lambda each: (-each[0], -each[1]))
+    return [fact for _, _, fact in best[:_RELATED]]
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def training_replies(trajectory: Trajectory, position: int) -> list[Fact]:
+    """Known replies for one training example: those of its sheet, of the past, and sometimes of its future,
+    but never its own. Some replies to the same action are left out, so that the model also learns to predict
+    what is not known."""
+    rng = Random(derive_seed("known replies", trajectory.id, position))
+    future, forget = rng.random() < _FUTURE, rng.random() < _DROPPED
+    action = trajectory.transitions[position].action
+    own = trajectory_replies(trajectory)
+    sheet = trajectory.sheet or WorldSheet(facts=())
+    before = [*recorded_replies(sheet), *(own[position + 1 :] if future else ())]
+    return [*(fact for fact in before if not (forget and fact[2] == action)), *own[:position]]
+
+
+def action_kind(action: str) -> str:
+    """The first word of an action, and how many more it has: a kind without a grammar.
+
+    >>> action_kind("insert coin"), action_kind("get_ticket id=4821")
+    ('insert/2', 'get_ticket/3')
+    """
+    words = _words(action)
+    return f"{words[0]}/{len(words)}" if words else ""
+
+
+def persistent_kinds(trajectories: Iterable[Trajectory]) -> frozenset[str]:
+    """The kinds of action whose reply does not depend on the state: in one task, the same action gets the
+    same reply in different states."""
+    replies: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for trajectory in trajectories:
+        for step in trajectory.transitions:
+            replies[trajectory.task.id, step.action][step.state.text] = step.outcome.next_state.text
+    pairs: Counter[str] = Counter()
+    equal: Counter[str] = Counter()
+    for (_, action), by_state in replies.items():
+        found = list(by_state.values())
+        for first, second in pairwise(found):
+            pairs[action_kind(action)] += 1
+            equal[action_kind(action)] += first == second
+    return frozenset(
+        kind for kind, count in pairs.items() if count >= _MIN_PAIRS and equal[kind] >= _PERSISTENT * count
+    )
+
+
+def explain(transition: Transition, selected: Selected, earlier: Sequence[Transition]) -> str:
+    """The cause of a reply, from what is visible: which known reply it repeats, or how its numbers differ
+    from those of the last text of the same form."""
+    reply = transition.outcome.next_state.text
+    if selected.here is not None and selected.here[3] == reply:
+        return "as here."
+    for fact in reversed(selected.elsewhere):
+        if fact[3] == reply:
+            return "as elsewhere."
+    if reply == transition.state.text:
+        return "nothing changes."
+    form = _NUMBER.sub("#", reply)
+    for text in (transition.state.text, *(past.outcome.next_state.text for past in reversed(earlier))):
+        if _NUMBER.sub("#", text) == form and text != reply:
+            pairs = zip(_NUMBER.findall(text), _NUMBER.findall(reply), strict=True)
+            return f"{', '.join(f'{old} to {new}' for old, new in pairs if old != new)}."
+    return "as known of it." if selected.related else "new."

@@ -1,0 +1,175 @@
+"""The experience model of a black box: which facts its prompts show, and what is mined from its recordings.
+
+`knowledge.json` in a run directory holds what the weights do not: kinds of action with persistent replies,
+the refusal text, and the support score, which is fitted on held-out recordings after fine-tuning."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dreamgym.config import Config
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.errors import DataError, EpisodeFailedError
+from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowledge
+from dreamgym.experience.dataset import held_out
+from dreamgym.experience.known_replies import persistent_kinds, with_known_replies
+from dreamgym.experience.support import Evidence, Support, fit_support, kinds_seen
+from dreamgym.files import write_text
+from dreamgym.protocols import Retriever
+from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.types import Trajectory, WorldSheet
+
+KNOWLEDGE = "knowledge.json"
+_DEFAULTS = {"history": 6, "text_limit": 400, "exchange_numbers": False}
+"""Of `ExperienceConfig` where the settings say nothing: without a sheet, prompts show more of the past."""
+_CALIBRATION = 400
+"""Held-out transitions that the support score is fitted on."""
+
+
+def resolve_facts(config: Config, spec: EnvironmentSpec | None, recorded: Sequence[Trajectory]) -> Config:
+    """The settings with ``experience.facts`` chosen, and the defaults that suit it."""
+    chosen = config.experience
+    if chosen.facts == "auto":
+        rules = spec is not None and (spec.annotator is not None or spec.select_facts is not None)
+        sheets = any(each.sheet is not None for each in recorded)
+        chosen = chosen.model_copy(update={"facts": "sheet" if rules or sheets else "replies"})
+    if chosen.facts == "replies":
+        defaults = {k: v for k, v in _DEFAULTS.items() if k not in chosen.model_fields_set}
+        chosen = chosen.model_copy(update=defaults)
+    return config.model_copy(update={"experience": chosen})
+
+
+async def write_knowledge(
+    config: Config, recorded: Sequence[Trajectory], folder: Path, *, retriever: Retriever | None
+) -> None:
+    """Mine the recordings and fit the support score of the fine-tuned model in `folder`."""
+    from dreamgym.training.experience_loading import OWN_BUFFER
+
+    seen = kinds_seen(recorded)
+    knowledge = BlackBoxKnowledge(
+        persistent=persistent_kinds(recorded), support=Support(seen=seen), refusal=refusal_text(recorded)
+    )
+    _write(knowledge, folder, {})
+    if retriever is not None or not (folder / OWN_BUFFER).exists():
+        found = await _predictions(config, recorded, folder, knowledge, retriever)
+    else:
+        with ReplayBuffer.open_configured(folder / OWN_BUFFER, config.replay, read_only=True) as buffer:
+            found = await _predictions(config, recorded, folder, knowledge, buffer)
+    support = fit_support(found, seen)
+    measured = {
+        "held_out": len(found),
+        "exact": sum(ok for _, ok in found) / len(found) if found else None,
+        "supported": [_measure(support, found, bound) for bound in (0.25, 0.5, 0.75, 0.9)],
+    }
+    _write(
+        BlackBoxKnowledge(persistent=knowledge.persistent, support=support, refusal=knowledge.refusal),
+        folder,
+        measured,
+    )
+
+
+def _measure(support: Support, found: Sequence[tuple[Evidence, bool]], bound: float) -> dict[str, float]:
+    kept = [ok for evidence, ok in found if support.score(evidence) >= bound]
+    return {
+        "bound": bound,
+        "share": len(kept) / len(found) if found else 0.0,
+        "exact": sum(kept) / len(kept) if kept else 0.0,
+    }
+
+
+async def _predictions(
+    config: Config,
+    recorded: Sequence[Trajectory],
+    folder: Path,
+    knowledge: BlackBoxKnowledge,
+    retriever: Retriever | None,
+) -> list[tuple[Evidence, bool]]:
+    from dreamgym.models.local.language_model import LocalLanguageModel
+    from dreamgym.training.experience_loading import prompt_settings
+
+    k = config.replay.demonstrations(prompted=False)
+    settings = prompt_settings(config.experience, k, None, config.environment.name)
+    language_model = LocalLanguageModel.load(folder / "model")
+    model = BlackBoxExperienceModel(
+        language_model,
+        name=str(folder),
+        settings=settings.model_copy(update={"unsupported": "ignore"}),
+        knowledge=knowledge,
+        retriever=retriever,
+    )
+    share = config.experience.validation
+    questions = [
+        (trajectory, position)
+        for trajectory in with_known_replies(recorded)
+        if held_out(trajectory.task.id, share)
+        for position in range(len(trajectory))
+    ][:_CALIBRATION]
+
+    async def ask(trajectory: Trajectory, position: int) -> tuple[Evidence, bool] | None:
+        step = trajectory.transitions[position]
+        sheet = trajectory.sheet or WorldSheet(facts=())
+        try:
+            found = await model.predict(
+                trajectory.task, sheet, trajectory.transitions[:position], step.state, step.action
+            )
+        except EpisodeFailedError:
+            return None
+        outcome = found.outcome
+        right = (outcome.next_state.text, outcome.terminated, outcome.success) == (
+            step.outcome.next_state.text,
+            step.outcome.terminated,
+            step.outcome.success,
+        )
+        return outcome.info["evidence"], right
+
+    try:
+        answers = await asyncio.gather(*(ask(*question) for question in questions))
+    finally:
+        await language_model.aclose()
+    return [answer for answer in answers if answer is not None]
+
+
+def refusal_text(recorded: Sequence[Trajectory]) -> str:
+    """The reply that most often ends nothing and earns nothing, counted once per task."""
+    counts: Counter[str] = Counter()
+    for trajectory in recorded:
+        counts.update(
+            {
+                step.outcome.next_state.text
+                for step in trajectory.transitions
+                if not step.outcome.over and not step.outcome.reward
+            }
+        )
+    return counts.most_common(1)[0][0] if counts else "Nothing happens."
+
+
+def _write(knowledge: BlackBoxKnowledge, folder: Path, measured: dict[str, Any]) -> None:
+    stored = {
+        "persistent": sorted(knowledge.persistent),
+        "refusal": knowledge.refusal,
+        "weights": list(knowledge.support.weights),
+        "seen": dict(sorted(knowledge.support.seen.items())),
+        "calibration": measured,
+    }
+    write_text(folder / KNOWLEDGE, json.dumps(stored, indent=2) + "\n")
+
+
+def read_knowledge(folder: Path) -> BlackBoxKnowledge:
+    path = folder / KNOWLEDGE
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return BlackBoxKnowledge(
+            persistent=frozenset(map(str, stored["persistent"])),
+            refusal=str(stored["refusal"]),
+            support=Support(
+                weights=tuple(map(float, stored["weights"])),
+                seen=Counter({str(kind): int(count) for kind, count in stored["seen"].items()}),
+            ),
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: expected what fine-tuning mined, {error!r}; run it again") from None
