@@ -92,6 +92,9 @@ class ExperienceConfig(Section):
     exchange_numbers: bool = Field(
         True, description="exchange numbers in the examples of a model from scratch, so that it copies them"
     )
+    exchange_names: bool = Field(
+        True, description="known replies: exchange words that are names in the examples, likewise"
+    )
 
     steps: int = Field(1500, ge=1, description="weight updates")
     batch: int = Field(32, ge=1, description="examples per update")

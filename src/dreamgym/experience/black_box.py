@@ -9,9 +9,8 @@ prediction carries a support score (`support`), and a bound decides what counts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from dreamgym.experience.known_replies import (
     IMAGINED,
@@ -19,6 +18,8 @@ from dreamgym.experience.known_replies import (
     action_kind,
     known_replies,
     recorded_replies,
+    references,
+    resolve,
     seed_of,
     select,
 )
@@ -37,6 +38,7 @@ from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.seeding import derive_seed
 from dreamgym.structured import ask_structured
 from dreamgym.types import (
+    Completion,
     CompletionRequest,
     Demonstration,
     Outcome,
@@ -47,7 +49,7 @@ from dreamgym.types import (
     WorldSheet,
 )
 
-Unsupported = Literal["refuse", "end", "ignore"]
+_NO_REASONING = "think: \nchange:\n"
 
 
 def black_box_prompt(
@@ -142,7 +144,7 @@ class BlackBoxExperienceModel:
         text = black_box_prompt(
             *(task, selected, history, state.text, action, demonstrations), settings=self._settings
         )
-        reply = await self._ask(text)
+        reply = await self._ask(text, references(selected, state.text, demonstrations))
         prediction = await make_prediction(
             *(reply, task, sheet, state, action),
             grader=self._grader,
@@ -164,29 +166,28 @@ class BlackBoxExperienceModel:
         depends on what the recordings know, and neither on history nor on earlier imagined replies."""
         persistent = action_kind(action) in self._knowledge.persistent
         where = (history[0].state if persistent and history else state).text
-        text = black_box_prompt(
-            *(task, select(recorded_replies(sheet), where, action), (), where, action, demonstrations),
-            settings=self._settings,
-        )
+        selected = select(recorded_replies(sheet), where, action)
+        text = black_box_prompt(*(task, selected, (), where, action, demonstrations), settings=self._settings)
         seed = derive_seed(seed_of(sheet), task.id, "" if persistent else where, action)
-        reply = await self._ask(text, temperature=self._settings.imagine_temperature, seed=seed)
+        named = references(selected, where, demonstrations)
+        reply = await self._ask(text, named, temperature=self._settings.imagine_temperature, seed=seed)
         fact = (IMAGINED, "" if persistent else where, action, reply.next_state)
         return WorldSheet(facts=(*sheet.facts, fact))
 
-    async def _ask(self, text: str, *, temperature: float = 0.0, seed: int = 0) -> ParsedReply:
+    async def _ask(
+        self, text: str, named: Mapping[str, str], *, temperature: float = 0.0, seed: int = 0
+    ) -> ParsedReply:
+        start = "" if self._settings.reasoning else _NO_REASONING
         request = CompletionRequest(
-            prompt=text if self._settings.reasoning else text + "think: \nchange:\n",
-            max_tokens=self._max_tokens,
-            temperature=temperature,
-            seed=seed,
+            prompt=text + start, max_tokens=self._max_tokens, temperature=temperature, seed=seed
         )
-        start = "" if self._settings.reasoning else "think: \nchange:\n"
-        return await ask_structured(
-            *(self._model, request),
-            lambda found: replace(parse_reply(start + found.text), confidence=confidence(found)),
-            name=self.name,
-            attempts=self._settings.attempts,
-        )
+
+        def parse(found: Completion) -> ParsedReply:
+            reply = parse_reply(start + found.text)
+            return replace(reply, next_state=resolve(reply.next_state, named), confidence=confidence(found))
+
+        attempts = self._settings.attempts
+        return await ask_structured(self._model, request, parse, name=self.name, attempts=attempts)
 
     def _supported(
         self,

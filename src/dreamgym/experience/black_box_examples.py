@@ -8,10 +8,18 @@ from random import Random
 
 from dreamgym.experience.black_box import black_box_prompt
 from dreamgym.experience.dataset import START, Example
-from dreamgym.experience.known_replies import action_kind, explain, recorded_replies, select, training_replies
+from dreamgym.experience.known_replies import (
+    action_kind,
+    explain,
+    recorded_replies,
+    refer,
+    references,
+    select,
+    training_replies,
+)
 from dreamgym.experience.reply_format import PromptSettings, reply_text, start_prompt, start_text
 from dreamgym.seeding import derive_seed
-from dreamgym.types import Annotation, Demonstration, Note, Trajectory, WorldSheet
+from dreamgym.types import Annotation, Demonstration, Note, State, Trajectory, WorldSheet
 
 _BARE = 0.2
 """Share of the transitions that are also learnt without history, as imagined replies are."""
@@ -38,31 +46,40 @@ def black_box_examples(
         retrieved = next(demonstrations)
         if not step.outcome.graded:
             continue
-        history = trajectory.transitions[:position]
-        selected = select(training_replies(trajectory, position), step.state.text, step.action)
-        reasoning = explain(step, selected, history) if plain else annotation.notes[position].reasoning
-        asked = (step.action, retrieved)
-        example = Example(
-            prompt=black_box_prompt(
-                trajectory.task, selected, history, step.state.text, *asked, settings=settings
-            ),
-            reply=reply_text(Note(reasoning=reasoning), step.outcome, reasoning=settings.reasoning),
-            trajectory_id=trajectory.id,
-            position=position,
-        )
-        yield example
-        if Random(derive_seed("bare", trajectory.id, position)).random() >= _BARE:
-            continue
-        where = (trajectory.start if action_kind(step.action) in persistent else step.state).text
-        known = [
-            fact
-            for fact in recorded_replies(trajectory.sheet or WorldSheet(facts=()))
-            if fact[2] != step.action
-        ]
-        selected = select(known, where, step.action)
-        reasoning = explain(step, selected, ()) if plain else reasoning
-        yield replace(
-            example,
-            prompt=black_box_prompt(trajectory.task, selected, (), where, *asked, settings=settings),
-            reply=reply_text(Note(reasoning=reasoning), step.outcome, reasoning=settings.reasoning),
-        )
+        note = None if plain else annotation.notes[position]
+        bare = Random(derive_seed("bare", trajectory.id, position)).random() < _BARE
+        for without_history in (False, True)[: 1 + bare]:
+            yield _example(trajectory, position, note, retrieved, settings, persistent, without_history)
+
+
+def _example(
+    trajectory: Trajectory,
+    position: int,
+    note: Note | None,
+    demonstrations: Sequence[Demonstration],
+    settings: PromptSettings,
+    persistent: frozenset[str],
+    without_history: bool,
+) -> Example:
+    step, history = trajectory.transitions[position], trajectory.transitions[:position]
+    state, known = step.state.text, training_replies(trajectory, position)
+    if without_history:  # as an imagined reply is asked for
+        history = ()
+        state = trajectory.start.text if action_kind(step.action) in persistent else state
+        recorded = recorded_replies(trajectory.sheet or WorldSheet(facts=()))
+        known = [fact for fact in recorded if fact[2] != step.action]
+    selected = select(known, state, step.action)
+    named = references(selected, state, demonstrations[: settings.demonstrations])
+    text = refer(step.outcome.next_state.text, named)
+    return Example(
+        prompt=black_box_prompt(
+            *(trajectory.task, selected, history, state, step.action, demonstrations), settings=settings
+        ),
+        reply=reply_text(
+            note or Note(reasoning=explain(step, history, named)),
+            replace(step.outcome, next_state=State(text=text)),
+            reasoning=settings.reasoning,
+        ),
+        trajectory_id=trajectory.id,
+        position=position,
+    )

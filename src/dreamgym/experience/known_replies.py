@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from typing import Final
 
 from dreamgym.seeding import derive_seed
-from dreamgym.types import Fact, Trajectory, Transition, WorldSheet
+from dreamgym.structured import parse_error
+from dreamgym.types import Demonstration, Fact, Trajectory, Transition, WorldSheet
 
 REPLY: Final = "reply"
 IMAGINED: Final = "imagined"
@@ -202,20 +203,54 @@ def persistent_kinds(trajectories: Iterable[Trajectory]) -> frozenset[str]:
     )
 
 
-def explain(transition: Transition, selected: Selected, earlier: Sequence[Transition]) -> str:
-    """The cause of a reply, from what is visible: which known reply it repeats, or how its numbers differ
-    from those of the last text of the same form."""
+def references(selected: Selected, state: str, demonstrations: Sequence[Demonstration]) -> dict[str, str]:
+    """Texts of a prompt that a reply can name instead of repeating them, by name; the first name of a text
+    is the one to use."""
+    named = {"=here": selected.here[3]} if selected.here is not None else {}
+    named |= {f"=else {n}": fact[3] for n, fact in enumerate(reversed(selected.elsewhere), 1)}
+    named["=state"] = state
+    named |= {
+        f"=like {n}": each.transition.outcome.next_state.text for n, each in enumerate(demonstrations, 1)
+    }
+    return named
+
+
+def refer(text: str, named: Mapping[str, str]) -> str:
+    """The name of a text, or the text itself; a text that looks like a name gets a second ``=``.
+
+    >>> refer("It opens.", {"=here": "It opens."}), refer("=here", {})
+    ('=here', '==here')
+    """
+    for name, known in named.items():
+        if known == text:
+            return name
+    return f"={text}" if text.startswith("=") else text
+
+
+def resolve(text: str, named: Mapping[str, str]) -> str:
+    """The text that a reply means: the inverse of `refer`.
+
+    Raises:
+        EpisodeFailedError: the prompt has no text of this name.
+    """
+    if text.startswith("=="):
+        return text[1:]
+    if not text.startswith("="):
+        return text
+    if text not in named:
+        raise parse_error(f"expected a text or one of {', '.join(named)}, got {text[:50]!r}")
+    return named[text]
+
+
+def explain(transition: Transition, earlier: Sequence[Transition], named: Mapping[str, str]) -> str:
+    """The cause of a reply that can be seen: how its numbers differ from those of the last text of the same
+    form. A reply that repeats a text of the prompt needs none."""
     reply = transition.outcome.next_state.text
-    if selected.here is not None and selected.here[3] == reply:
-        return "as here."
-    for fact in reversed(selected.elsewhere):
-        if fact[3] == reply:
-            return "as elsewhere."
-    if reply == transition.state.text:
-        return "nothing changes."
     form = _NUMBER.sub("#", reply)
+    if refer(reply, named).startswith("=") or form == reply:
+        return ""
     for text in (transition.state.text, *(past.outcome.next_state.text for past in reversed(earlier))):
-        if _NUMBER.sub("#", text) == form and text != reply:
+        if _NUMBER.sub("#", text) == form:
             pairs = zip(_NUMBER.findall(text), _NUMBER.findall(reply), strict=True)
             return f"{', '.join(f'{old} to {new}' for old, new in pairs if old != new)}."
-    return "as known of it." if selected.related else "new."
+    return ""

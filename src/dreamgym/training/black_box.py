@@ -25,7 +25,7 @@ from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.types import Trajectory, WorldSheet
 
 KNOWLEDGE = "knowledge.json"
-_DEFAULTS = {"history": 6, "text_limit": 400, "exchange_numbers": False}
+_DEFAULTS = {"history": 8, "text_limit": 400, "exchange_numbers": False}
 """Of `ExperienceConfig` where the settings say nothing: without a sheet, prompts show more of the past."""
 _CALIBRATION = 400
 """Held-out transitions that the support score is fitted on."""

@@ -4,7 +4,7 @@ replay buffer of its demonstrations out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.experience.black_box_examples import black_box_examples
 from dreamgym.experience.dataset import Example, examples, held_out, limit_repeats, oversample, variations
+from dreamgym.experience.exchangeable import exchangeable_words
 from dreamgym.experience.known_replies import persistent_kinds, with_known_replies
 from dreamgym.experience.recorded_rules import RULES_FILE, mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import with_sheet
@@ -59,7 +60,10 @@ async def fine_tune(
         run = run.model_copy(update={"actor": actor})
         run.check_resumes(folder)
         training, validation = await _make_examples(config, recorded, annotator, actor, retriever, folder)
-        fine_tuning = _fine_tuning(config, training, validation, folder)
+        names = list(spec.exchangeable) if spec is not None else []
+        if config.experience.facts == "replies":
+            names = exchangeable_words(recorded) if config.experience.exchange_names else []
+        fine_tuning = _fine_tuning(config, training, validation, folder, names)
         fine_tuning.resume()  # before writing: a run that is refused stays as it was
         run.with_data(folder, _written(recorded, folder) if data is None else data).write(folder)
         if config.experience.facts == "sheet":
@@ -89,12 +93,15 @@ def _written(trajectories: Sequence[Trajectory], folder: Path) -> list[Path]:
 
 
 def _fine_tuning(
-    config: Config, training: Sequence[Example], validation: Sequence[Example], folder: Path
+    config: Config,
+    training: Sequence[Example],
+    validation: Sequence[Example],
+    folder: Path,
+    names: Sequence[Collection[str]],
 ) -> FineTuning:
     from dreamgym.models.local.tokens import TextCodec
 
-    settings, spec = config.experience, known_environment(config.environment.name)
-    names = spec.exchangeable if spec is not None else ()
+    settings = config.experience
     loaded = load_model(settings, [*training, *validation], config.seed, names=names)
     return FineTuning(
         loaded,
