@@ -30,13 +30,12 @@ from dreamgym.experience.reply_format import (
     escape,
     parse_reply,
     parse_start,
-    quote_action,
     start_prompt,
 )
 from dreamgym.experience.support import Evidence, Support
 from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.seeding import derive_seed
-from dreamgym.structured import ask_structured
+from dreamgym.structured import ask_structured, quote_action
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -121,8 +120,13 @@ class BlackBoxExperienceModel:
         self._knowledge = knowledge
         self._grader = grader or ModelVerdict()
         self._retriever = retriever
-        self._refusals = frozenset(refusals)
+        self._refusals = tuple(refusals)
         self._max_tokens = max_tokens
+
+    def weights_changed(self) -> None:
+        """Forget the cached replies, which other weights gave."""
+        if isinstance(self._model, CachedModel):
+            self._model.clear()
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
         text = start_prompt(task, WorldSheet(facts=()), self._settings)

@@ -94,7 +94,7 @@ class ReasoningExperienceModel:
 
     def weights_changed(self) -> None:
         """Forget the cached replies, which other weights gave."""
-        if isinstance(self._model, _CachedModel):
+        if isinstance(self._model, CachedModel):
             self._model.clear()
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
