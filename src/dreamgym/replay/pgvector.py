@@ -1,7 +1,7 @@
-"""A nearest view that the server keeps: pgvector's HNSW index, for buffers no worker can hold in memory.
+"""Search on the server: pgvector's HNSW index, for buffers that no client can hold in memory.
 
-The index is part of the log's own tables, so there is nothing to follow. What the server finds is scored
-again here, which gives the same similarities and order as the view in memory.
+The index belongs to the table of keys, so there is nothing to read from the store. What the server finds is
+scored again here, which gives the same similarities and order as the index in memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PgvectorIndex:
         self._few_rows = few_rows
         self._generation = 0
 
-    def refresh(self, log: TransitionStore) -> None:
-        status = log.status()
+    def refresh(self, store: TransitionStore) -> None:
+        status = store.status()
         if status.generation != self._generation:
             self._session.write(_ensure_index)
             self._generation = status.generation

@@ -65,6 +65,12 @@ CREATE INDEX ON {table} (environment, source, reward);
 """
 """Keys carry what filters ask for, so that the server can search them without a join."""
 
+_OLDEST: Final = "SELECT seq FROM replay_keys WHERE source = %s AND seq > %s ORDER BY seq LIMIT %s"
+_SET_COUNTS: Final = (
+    "UPDATE replay_store SET last_seq = %s, real_rows = %s, synthetic_rows = %s,"
+    " real_floor = %s, synthetic_floor = %s"
+)
+
 
 class PostgresStore:
     """A `TransitionStore` on a server. Lost connections are made again; a repeated append changes nothing."""
@@ -95,7 +101,11 @@ class PostgresStore:
             status = self._checked_status(db, lock=True)
             plan = plan_append(additions, _known(db, ids), status)
             _insert(db, plan)
-            _settle(db, status, plan, capacity)
+            gone, counts = evict(status, plan, capacity, lambda *which: db.execute(_OLDEST, which).fetchall())
+            for table in ("replay_transitions", "replay_keys", "replay_next_keys") if gone else ():
+                db.execute(f"DELETE FROM {table} WHERE seq = ANY(%s)", ([seq for (seq,) in gone],))
+            if counts is not None:
+                db.execute(_SET_COUNTS, counts)
             return plan
 
         return self._session.write(work).results
@@ -285,18 +295,3 @@ def _insert(db: psycopg.Connection[Any], plan: AppendPlan) -> None:
         " FROM replay_trajectories WHERE code = %s",
         [(seq, HalfVector(key), code) for (seq, code, *_), key in rows],
     )
-
-
-def _settle(db: psycopg.Connection[Any], status: StoreStatus, plan: AppendPlan, capacity: int | None) -> None:
-    """Evict down to the capacity and update the counts."""
-
-    oldest = "SELECT seq FROM replay_keys WHERE source = %s AND seq > %s ORDER BY seq LIMIT %s"
-    gone, counts = evict(status, plan, capacity, lambda *which: db.execute(oldest, which).fetchall())
-    for table in ("replay_transitions", "replay_keys", "replay_next_keys") if gone else ():
-        db.execute(f"DELETE FROM {table} WHERE seq = ANY(%s)", ([seq for (seq,) in gone],))
-    if counts is not None:
-        db.execute(
-            "UPDATE replay_store SET last_seq = %s, real_rows = %s, synthetic_rows = %s,"
-            " real_floor = %s, synthetic_floor = %s",
-            counts,
-        )

@@ -25,10 +25,8 @@ _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 class PackedForward(Protocol):
     """A causal language model over packed tokens that reads and writes a `KVCache`."""
 
-    @property
-    def reach(self) -> int:
-        """Tokens that the convolutions of all layers look back together; 0 for attention only."""
-        ...
+    reach: int
+    """Tokens that the convolutions of all layers look back together; 0 for attention only."""
 
     def __call__(self, tokens: Tensor, step: Step, cache: KVCache) -> Tensor:
         """Logits of each row's last token, then of padding: `(at least rows, vocabulary)`."""
@@ -227,12 +225,8 @@ class FastForward:
         self._blocks = [_Block.of(layer) for layer in inner.layers]
         self._norm = _Norm.of(inner.embedding_norm if hasattr(inner, "embedding_norm") else inner.norm)
         self._head = _Linear.of(self._model.lm_head)
-
-    @property
-    def reach(self) -> int:
-        return sum(
-            len(block.mixer.taps) - 1 for block in self._blocks if isinstance(block.mixer, _ShortConvolution)
-        )
+        mixers = [block.mixer for block in self._blocks]
+        self.reach = sum(len(mixer.taps) - 1 for mixer in mixers if isinstance(mixer, _ShortConvolution))
 
     def __call__(self, tokens: Tensor, step: Step, cache: KVCache) -> Tensor:
         cosine, sine = self._rotations(step)

@@ -35,20 +35,16 @@ class HFForward:
         if unknown := kinds - {"full_attention", "sliding_attention", "conv"}:
             raise HFForwardUnsupportedError(f"layers of kind {sorted(unknown)!r}")
         self._copy = shared_copy(model)
-        self._reach = 0
+        self.reach = 0
         for module in list(self._copy.modules()):
             for name, child in module.named_children():
                 if type(child).__name__.endswith("ShortConv"):
                     setattr(module, name, _PackedShortConvolution(child))
-                    self._reach += child.conv.weight.shape[-1] - 1
+                    self.reach += child.conv.weight.shape[-1] - 1
         inner = self._copy.get_base_model() if hasattr(self._copy, "get_base_model") else self._copy
         inner.set_attn_implementation(_ATTENTION)
         if inner.config._attn_implementation != _ATTENTION:
             raise HFForwardUnsupportedError(f"{type(inner).__name__} does not support a custom attention")
-
-    @property
-    def reach(self) -> int:
-        return self._reach
 
     def refresh(self) -> None:
         """Nothing to do: the copy shares the model's parameters."""

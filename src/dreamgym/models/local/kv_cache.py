@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -62,7 +61,7 @@ class Step:
         self.padding = max(0, MIN_ROWS - self.decoding - sum(chunk.size for chunk in self.chunks))
         """Tokens after all others that belong to no row."""
         self.longest = math.ceil((max(lengths, default=0) + 1) / _COLUMN_BLOCK) * _COLUMN_BLOCK
-        self._lengths = torch.tensor(lengths, dtype=torch.long, device=device)
+        self.lengths = torch.tensor(lengths, dtype=torch.long, device=device)
         self._bias: dict[int | None, Tensor] = {}
         self._chunk_bias: dict[tuple[PrefillChunk, int | None], Tensor] = {}
 
@@ -75,9 +74,9 @@ class Step:
     def positions(self) -> Tensor:
         """`(tokens,)`"""
         if not self.chunks and not self.padding:
-            return self._lengths
+            return self.lengths
         spans = [torch.arange(chunk.position, chunk.end, device=self.device) for chunk in self.chunks]
-        return torch.cat([self._lengths, *spans, self._lengths.new_zeros(self.padding)])
+        return torch.cat([self.lengths, *spans, self.lengths.new_zeros(self.padding)])
 
     @cached_property
     def rows(self) -> Tensor:
@@ -93,18 +92,13 @@ class Step:
         rows = [*range(self.decoding), *ends]
         return torch.tensor(rows + [0] * (MIN_ROWS - len(rows)), device=self.device)
 
-    @property
-    def writes(self) -> tuple[Tensor, Tensor]:
-        """Row and position of each decoded token."""
-        return self.rows, self._lengths
-
     def decoding_bias(self, window: int | None) -> Tensor:
         """`(decoding, 1, longest)`: -inf where a row has no key."""
         if window not in self._bias:
             columns = torch.arange(self.longest, device=self.device)
-            hidden = columns > self._lengths[:, None]
+            hidden = columns > self.lengths[:, None]
             if window is not None:
-                hidden |= columns <= self._lengths[:, None] - window
+                hidden |= columns <= self.lengths[:, None] - window
             self._bias[window] = _mask(hidden)[:, None]
         return self._bias[window]
 
@@ -166,27 +160,21 @@ class PrefixCache:
     def __init__(self, limit: int) -> None:
         """`limit`: bytes of keys and values in all."""
         self._limit = limit
-        self._saved: OrderedDict[str, tuple[CachedPrefix, int]] = OrderedDict()
-        self._size = 0
+        self._saved: OrderedDict[str | None, tuple[CachedPrefix, int]] = OrderedDict()
+        self.size = 0
+        """In bytes."""
 
     def __len__(self) -> int:
         return len(self._saved)
 
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return self._size
-
     def take(self, conversation: str | None) -> CachedPrefix | None:
         """Remove and return an entry."""
-        if conversation is None or conversation not in self._saved:
-            return None
-        saved, size = self._saved.pop(conversation)
-        self._size -= size
+        saved, size = self._saved.pop(conversation, (None, 0))
+        self.size -= size
         return saved
 
     def get(self, conversation: str | None) -> CachedPrefix | None:
-        if conversation is None or conversation not in self._saved:
+        if conversation not in self._saved:
             return None
         self._saved.move_to_end(conversation)
         return self._saved[conversation][0]
@@ -195,14 +183,14 @@ class PrefixCache:
         self.take(conversation)
         size = saved.size
         self._saved[conversation] = (saved, size)
-        self._size += size
-        while self._size > self._limit:
+        self.size += size
+        while self.size > self._limit:
             _, (_, size) = self._saved.popitem(last=False)
-            self._size -= size
+            self.size -= size
 
     def clear(self) -> None:
         self._saved.clear()
-        self._size = 0
+        self.size = 0
 
 
 class KVCache:
@@ -253,9 +241,8 @@ class KVCache:
         parts: list[Tensor] = []
         n = step.decoding
         if n:
-            rows, positions = step.writes
-            keys[rows, ..., positions] = k[:n]
-            values[rows, ..., positions] = v[:n]
+            keys[step.rows, ..., step.lengths] = k[:n]
+            values[step.rows, ..., step.lengths] = v[:n]
             held = keys[:n, ..., : step.longest], values[:n, ..., : step.longest]
             parts.append(_decode(q[:n], *held, step.decoding_bias(window), scale))
         for chunk in step.chunks:
@@ -303,7 +290,11 @@ class KVCache:
                         part[layer][row, ..., :length] = tensor[..., :length]
         for layer, held in self.lags.items():
             nothing = held[0].new_zeros(held[0].shape[1])
-            new = [saved.lags[layer] if _ends_at(saved, at) else [nothing] * len(held) for saved, at in rows]
+            # Only the inputs of the last saved token are kept.
+            new = [
+                saved.lags[layer] if saved and length == len(saved.tokens) else [nothing] * len(held)
+                for saved, length in rows
+            ]
             self.lags[layer] = [
                 torch.cat([lag, torch.stack(own)])
                 for lag, own in zip(held, zip(*new, strict=True), strict=True)
@@ -347,11 +338,6 @@ def _block(like: Tensor, shape: tuple[int, ...], *, empty: bool = False) -> Tens
     """Memory with the layout of `like`; zeros, since masked entries are still multiplied by 0."""
     make = like.new_empty if empty else like.new_zeros
     return make(shape) if like.stride(-1) == 1 else make((*shape[:-2], shape[-1], shape[-2])).mT
-
-
-def _ends_at(saved: CachedPrefix | None, length: int) -> TypeGuard[CachedPrefix]:
-    """Whether convolution inputs are available here: only those of the last saved token are kept."""
-    return saved is not None and length == len(saved.tokens)
 
 
 def _decode(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
