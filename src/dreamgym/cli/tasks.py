@@ -41,21 +41,12 @@ def list_tasks(
     made = len(found.generated)
     summary = f"{len(found)} tasks: {len(found) - made} seed, {made} generated"
     shown = f"; the first {limit} of {len(records)}" if len(records) > limit else ""
-    tables = [
-        console.table(
-            summary + shown,
-            *("task", "origin", "episodes", "success", "entropy", "since step", "varies"),
-            rows=[_row(each) for each in records[:limit]],
-        )
-    ]
+    columns = ("task", "origin", "episodes", "success", "entropy", "since step", "varies")
+    tables = [console.table(summary + shown, *columns, rows=[_row(each) for each in records[:limit]])]
     if counts:
         tables.append(console.table("candidates", "result", "count", rows=list(counts.items())))
-    console.show(
-        {"tasks": [_fields(each) for each in records], "candidates": counts, "seed": len(found) - made,
-         "generated": made},
-        tables,
-        as_json=as_json,
-    )  # fmt: skip
+    result = {"tasks": [_fields(each) for each in records], "candidates": counts}
+    console.show(result | {"seed": len(found) - made, "generated": made}, tables, as_json=as_json)
 
 
 @console.command(app, "show")
@@ -74,27 +65,20 @@ def show_task(
     found = _read(pool)
     record = _find(found, task)
     name = record.task.id
-    variations = [each for each in found.generated if _parent(each) == name]
+    variations = [each.task for each in found.generated if _parent(each) == name]
     ancestry = found.ancestry(name)
     tables = [console.table(name, "", "", rows=_about(record))]
-    if len(ancestry) > 1:
-        rows = [(each.instruction, each.origin, each.id) for each in ancestry]
-        tables.append(console.table("lineage, newest first", "task", "origin", "id", rows=rows))
-    if variations:
-        rows = [(each.task.instruction, each.task.origin, each.task.id) for each in variations]
-        tables.append(console.table("variations", "task", "origin", "id", rows=rows))
+    for title, tasks in (("lineage, newest first", ancestry), ("variations", variations)):
+        if len(tasks) > (tasks is ancestry):  # a task is the first of its own lineage
+            rows = [(each.instruction, each.origin, each.id) for each in tasks]
+            tables.append(console.table(title, "task", "origin", "id", rows=rows))
     if record.history:
-        tables.append(
-            console.table(
-                "results by step",
-                *("step", "episodes", "successes", "entropy"),
-                rows=[(s, r.episodes, r.successes, _number(r.entropy)) for s, r in record.history],
-            )
-        )
+        rows = [(step, r.episodes, r.successes, _number(r.entropy)) for step, r in record.history]
+        tables.append(console.table("results by step", "step", "episodes", "successes", "entropy", rows=rows))
     result = {
         **_fields(record),
         "ancestry": [each.id for each in ancestry[1:]],
-        "variations": [each.task.id for each in variations],
+        "variations": [each.id for each in variations],
         "history": [{"step": step, **result.model_dump(exclude={"task"})} for step, result in record.history],
         "parameters": dict(record.task.parameters),
     }
@@ -137,11 +121,7 @@ def _about(record: TaskRecord) -> list[tuple[str, object]]:
     ]
     origin = lineage(record.task)
     if origin is not None:
-        rows += [
-            ("since step", record.step),
-            ("generator", origin.generator),
-            ("reason", origin.reason),
-        ]
+        rows += [("since step", record.step), ("generator", origin.generator), ("reason", origin.reason)]
     return rows
 
 
@@ -159,18 +139,11 @@ def _row(record: TaskRecord) -> tuple[object, ...]:
 
 def _fields(record: TaskRecord) -> dict[str, Any]:
     origin = lineage(record.task)
-    return {
-        "id": record.task.id,
-        "instruction": record.task.instruction,
-        "environment": record.task.environment,
-        "family": record.task.family,
-        "origin": record.task.origin,
-        "step": record.step,
-        "episodes": record.episodes,
-        "successes": record.successes,
-        "entropy": record.entropy,
-        "lineage": asdict(origin) if origin else None,
+    own = {
+        name: getattr(record.task, name) for name in ("id", "instruction", "environment", "family", "origin")
     }
+    counted = {name: getattr(record, name) for name in ("step", "episodes", "successes", "entropy")}
+    return own | counted | {"lineage": asdict(origin) if origin else None}
 
 
 def _parent(record: TaskRecord) -> str | None:

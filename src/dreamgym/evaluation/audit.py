@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dreamgym.evaluation.async_map import OnCount
@@ -47,17 +47,7 @@ class Audit:
     """Examples."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "episodes": self.episodes,
-            "left_out": self.left_out,
-            "successes": self.successes.to_dict(),
-            "faithful": self.faithful.to_dict(),
-            "by_verb": self.by_verb,
-            "departures": [
-                {"action": each.action, "dreamt": each.dreamt, "real": each.real, "success": each.success}
-                for each in self.departures
-            ],
-        }
+        return asdict(self)
 
 
 async def audit(

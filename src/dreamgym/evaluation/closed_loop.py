@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -190,12 +190,7 @@ def real_to_dream(trajectories: Sequence[Trajectory], dreams: Sequence[Replay]) 
 def dream_successes(dreams: Iterable[Replay]) -> list[ActionList]:
     """The action lists that succeed in the dream, cut where it says so, to be tried in reality."""
     return [
-        ActionList(
-            task=dream.played.task,
-            actions=dream.played.actions[: len(dream.outcomes)],
-            sheet=dream.played.sheet,
-            seed=dream.played.seed,
-        )
+        replace(dream.played, actions=dream.played.actions[: len(dream.outcomes)])
         for dream in dreams
         if dream.success
     ]
@@ -219,8 +214,7 @@ def near_miss(played: ActionList, *, seed: int = 0) -> ActionList:
     if len(played.actions) < 2:
         return played
     left_out = Random(f"{seed}/{played.task.id}").randrange(len(played.actions) - 1)
-    actions = played.actions[:left_out] + played.actions[left_out + 1 :]
-    return ActionList(task=played.task, actions=actions, sheet=played.sheet, seed=played.seed)
+    return replace(played, actions=played.actions[:left_out] + played.actions[left_out + 1 :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,12 +88,7 @@ class Comparison:
         return mcnemar(self.first_only, self.second_only)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "difference": self.difference.to_dict(),
-            "first_only": self.first_only,
-            "second_only": self.second_only,
-            "p_value": self.p_value,
-        }
+        return {**asdict(self), "p_value": self.p_value}
 
 
 async def evaluate(
@@ -115,11 +110,7 @@ async def evaluate(
     metered = StepCounter(factory, on_end=on_episode)
     tasks = await tasks_of(factory, split, episodes, seed)
     with gc_frozen(), nullcontext() if keep is None else TrajectoryWriter(keep) as writer:
-        kept = (
-            []
-            if keep is None or not (writer and writer.ids)
-            else list(map(_episode, read_trajectories(keep)))
-        )
+        kept = map(_episode, read_trajectories(keep)) if keep is not None and writer and writer.ids else ()
         behind = {episode.number: episode for episode in kept if episode.number < len(tasks)}
         missing = [number for number in range(len(tasks)) if number not in behind]
         for _ in behind:

@@ -27,6 +27,7 @@ USAGE = "usage.json"
 _SIGNS = (METRICS, SUMMARY, CURVE, "run.json", "fidelity.json", "tasks.jsonl", "trajectories")
 """Not config.json, which folders of weights have too."""
 _MOST_FILES = 200
+AMOUNTS = ("real_steps", "synthetic_steps", "seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +50,8 @@ class Stage:
     """The cost of one stage of a run; None for what was not counted."""
 
     name: str
-    real_steps: float | None = None
-    synthetic_steps: float | None = None
-    seconds: float | None = None
+    amounts: dict[str, float | None]
+    """`real_steps`, `synthetic_steps` and `seconds`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,10 +93,7 @@ class Run:
     @property
     def spent(self) -> dict[str, float]:
         """Real steps, synthetic steps and seconds of all stages together."""
-        return {
-            name: sum(getattr(stage, name) or 0.0 for stage in self.stages)
-            for name in ("real_steps", "synthetic_steps", "seconds")
-        }
+        return {name: sum(stage.amounts[name] or 0.0 for stage in self.stages) for name in AMOUNTS}
 
 
 def find_runs(paths: Sequence[Path]) -> list[tuple[str, Path]]:
@@ -199,20 +196,18 @@ def _last_of_each(rows: Iterator[Row]) -> list[Row]:
 
 def _stages(spent: Row) -> list[Stage]:
     """
-    >>> _stages({"synthetic_steps": 900, "rollout_seconds": 60.0, "evaluation_real_steps": 40})
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [Stage(name='rollout', real_steps=None, synthetic_steps=900.0, seconds=60.0),
-     Stage(name='evaluation', real_steps=40.0, synthetic_steps=None, seconds=None)]
+    >>> _stages({"synthetic_steps": 900, "evaluation_real_steps": 40})[1]
+    Stage(name='evaluation', amounts={'real_steps': 40.0, 'synthetic_steps': None, 'seconds': None})
     """
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, Stage] = {}
     for key, value in spent.items():
         amount = number(value)
-        for what in ("real_steps", "synthetic_steps", "seconds"):
-            if amount is not None and str(key).endswith(what):
-                name = str(key).removesuffix(what).removesuffix("_") or "rollout"
-                found.setdefault(name.replace("_", " "), {})[what] = amount
-                break
-    return [Stage(name=name, **amounts) for name, amounts in found.items()]
+        what = next((each for each in AMOUNTS if str(key).endswith(each)), None)
+        if amount is not None and what is not None:
+            name = (str(key).removesuffix(what).removesuffix("_") or "rollout").replace("_", " ")
+            stage = found.setdefault(name, Stage(name=name, amounts=dict.fromkeys(AMOUNTS)))
+            stage.amounts[what] = amount
+    return list(found.values())
 
 
 def _read_evaluations(run: Run) -> None:

@@ -179,15 +179,7 @@ def evaluation_sheet(runs: Sequence[Run]) -> Sheet:
             rows.append((run.name, f"difference, paired: {against}", "", "all", difference_text, "", ""))
     return Sheet(
         title="Evaluation in the real environment",
-        columns=(
-            "run",
-            "policy",
-            "split",
-            "family",
-            "success [95%] (episodes)",
-            "real steps",
-            "seconds",
-        ),
+        columns=("run", "policy", "split", "family", "success [95%] (episodes)", "real steps", "seconds"),
         rows=tuple(rows),
     )
 
@@ -196,8 +188,8 @@ def cost_sheet(runs: Sequence[Run]) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for run in runs:
         for stage in run.stages:
-            amounts = (stage.real_steps, stage.synthetic_steps, stage.seconds)
-            rows.append((run.name, stage.name, *(NOTHING if a is None else f"{a:,.0f}" for a in amounts)))
+            amounts = (NOTHING if each is None else f"{each:,.0f}" for each in stage.amounts.values())
+            rows.append((run.name, stage.name, *amounts))
         if len(run.stages) > 1:
             rows.append((run.name, "together", *(f"{amount:,.0f}" for amount in run.spent.values())))
     return Sheet(
@@ -269,14 +261,7 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "reward_entropy": [[point.x, point.y] for point in run.series("reward_entropy")],
             "validation": [_evaluated(each) for each in run.validation],
             "evaluations": [_evaluated(each) for each in run.evaluations],
-            "stages": {
-                printable(stage.name): {
-                    "real_steps": stage.real_steps,
-                    "synthetic_steps": stage.synthetic_steps,
-                    "seconds": stage.seconds,
-                }
-                for stage in run.stages
-            },
+            "stages": {printable(stage.name): stage.amounts for stage in run.stages},
             "spent": run.spent,
             "trajectories": {"total": run.kept.total, "successes": run.kept.successes},
             "fidelity": [printable(name or "whole") for name, _ in run.fidelity],
