@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dreamgym.errors import ConfigError
-from dreamgym.http_server import HttpServer
+from tests.handler_server import HandlerServer
 
 _HOP = frozenset({"host", "content-length", "connection", "transfer-encoding", "accept-encoding"})
 _KEPT = ("content-type", "retry-after")
@@ -91,7 +91,7 @@ class ChaosProxy:
         """Requests that reached the server."""
         self._upstream = upstream.rstrip("/")
         self._number = 0
-        self._server = HttpServer.of(self._handle)
+        self._server = HandlerServer(self._handle)
         self._session: aiohttp.ClientSession | None = None
 
     @property

@@ -38,10 +38,10 @@ from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.testing.scripted import ScriptedLanguageModel
-from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.training.uniform_tasks import UniformTasks
 from dreamgym.types import CompletionRequest
 from tests.conftest import ROOT
+from tests.scripted_server import ScriptedServer
 from tests.test_docs import PAGES, SESSION_PYTHON, blocks
 from tests.training.dreaming import recited
 from tests.training.shop import shop

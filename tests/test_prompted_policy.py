@@ -16,8 +16,8 @@ from dreamgym.models.registry import LanguageModels
 from dreamgym.prompted_policy import PromptedPolicy, prompted_policy_factory
 from dreamgym.testing import CorridorFactory
 from dreamgym.testing.scripted import ScriptedLanguageModel
-from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.types import CompletionRequest, FailureKind, State, Task
+from tests.scripted_server import ScriptedServer
 
 TASK = Task(id="t", instruction="leave", environment="corridor")
 SHOWN = AgentConfig(show_actions="now").at_temperature(0.0)

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from dreamgym.errors import MissingExtraError, StoreError
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    Handler = Callable[[Request], Awaitable[Response]]
 
 MAX_CONNECTIONS = 1024
 """More get status 503."""
@@ -35,17 +28,6 @@ class HttpServer:
         self._server: Any = None
         self._running: asyncio.Task[None] | None = None
         self.host, self.port = "127.0.0.1", 0
-
-    @classmethod
-    def of(cls, handler: Handler) -> Self:
-        """A server that passes every request, whatever its path and method, to one handler."""
-        from starlette.requests import Request
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            response = await handler(Request(scope, receive))
-            await response(scope, receive, send)
-
-        return cls(app)
 
     @property
     def url(self) -> str:
@@ -80,13 +62,6 @@ class HttpServer:
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-    async def drop(self, request: Request) -> None:
-        """Close the connection of a request without a reply, or in the middle of one."""
-        for connection in list(self._server.server_state.connections):
-            if connection.client == tuple(request.scope["client"]):
-                connection.transport.abort()
-        await asyncio.sleep(0)  # uvicorn learns of it in the next iteration of the event loop
 
     async def aclose(self) -> None:
         """Refuse new connections, close the open ones and cancel their handlers. May be called twice."""

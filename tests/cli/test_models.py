@@ -19,11 +19,11 @@ from dreamgym.models import tiny
 from dreamgym.models.endpoint.capabilities import check_endpoint
 from dreamgym.models.hub import find_weights
 from dreamgym.models.registry import find_endpoint, with_base_url
-from dreamgym.testing.scripted_server import ScriptedServer
 from tests.chaos import ChaosPlan, ChaosProxy
 from tests.command import INTERRUPTIBLE, dreamgym
 from tests.models import small_models
 from tests.models.scripted_endpoint import served
+from tests.scripted_server import ScriptedServer
 
 
 @pytest.fixture(scope="module")

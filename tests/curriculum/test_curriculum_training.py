@@ -23,7 +23,6 @@ from dreamgym.errors import ConfigError
 from dreamgym.experience.reply_format import variation_text
 from dreamgym.models.registry import LanguageModels
 from dreamgym.testing.scripted import ScriptedLanguageModel
-from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.trainer import train
 from dreamgym.types import (
@@ -37,6 +36,7 @@ from dreamgym.types import (
     Transition,
     WorldSheet,
 )
+from tests.scripted_server import ScriptedServer
 
 RECORDED = list(islice(read_trajectories(builtin_dataset()), 300))
 SMALL = [

@@ -16,7 +16,6 @@ from dreamgym.config import Config, EndpointConfig, validate
 from dreamgym.errors import ConfigError, EndpointError, EpisodeFailedError, StoreError
 from dreamgym.experience.rubric_judge import RubricJudge, Scores
 from dreamgym.http_client import RequestFailedError, decode_json
-from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint import protocol
 from dreamgym.models.endpoint.cache import ReplyCache
 from dreamgym.models.endpoint.client import Endpoint, EndpointLanguageModel
@@ -31,6 +30,7 @@ from dreamgym.types import (
     Task,
     Transition,
 )
+from tests.handler_server import HandlerServer
 from tests.models.scripted_endpoint import MODEL, served
 
 QUESTION = CompletionRequest(prompt="You see a fridge 1, a drawer", max_tokens=8)
@@ -101,7 +101,7 @@ async def test_when_the_leader_is_cancelled_the_next_follower_sends_the_request(
         await go.wait()
         return JSONResponse({"choices": [{"text": "mug 1", "finish_reason": "stop"}]})
 
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start()
     endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, kind="completions"))
     leader, *followers = (asyncio.create_task(endpoint.complete(QUESTION, role="agent")) for _ in range(4))
@@ -135,7 +135,7 @@ async def test_closing_fails_all_pending_requests() -> None:
         await asyncio.sleep(60)
         raise AssertionError
 
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start()
     endpoint = Endpoint("x", EndpointConfig(url=server.url, model=MODEL, concurrency=2))
     requests = [CompletionRequest(prompt=f"{number}") for number in range(4)]  # two of them wait for a place
@@ -275,7 +275,7 @@ async def test_the_messages_of_vllm_about_long_requests_are_understood(said: str
     async def handle(request: Request) -> Response:
         return JSONResponse({"error": {"message": said, "type": "BadRequestError", "code": 400}}, 400)
 
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start()
     endpoint = Endpoint("x", EndpointConfig(url=server.url, model="m", backoff_seconds=0.01))
     with pytest.raises(EpisodeFailedError, match="1 attempts") as caught:
@@ -298,7 +298,7 @@ async def test_rejected_fields_are_left_out_from_then_on() -> None:
         said = {"role": "assistant", "content": "yes"}
         return JSONResponse({"choices": [{"message": said, "finish_reason": "stop"}]})
 
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start()
     endpoint = Endpoint("x", EndpointConfig(url=server.url, model="o", backoff_seconds=0.01))
     request = CompletionRequest(prompt="well?", temperature=0.5)

@@ -16,12 +16,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from dreamgym.config import EndpointConfig
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.http_client import retry_after, retry_delay
-from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.endpoint.rate_limit import RateLimiter
 from dreamgym.models.usage import Usage
 from dreamgym.types import CompletionRequest, FailureKind
 from tests.chaos import ChaosProxy
+from tests.handler_server import HandlerServer
 from tests.models.scripted_endpoint import served
 
 
@@ -124,7 +124,7 @@ async def test_the_server_gets_no_request_before_its_retry_after() -> None:
             return Response(status_code=429, headers={"retry-after": "0.4"})
         return JSONResponse({"choices": [{"text": "yes", "finish_reason": "stop"}]})
 
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start()
     async with served() as other:
         endpoint = Endpoint("x", other.settings(url=server.url))
@@ -140,7 +140,7 @@ async def test_a_retry_after_beyond_the_deadline_fails_at_once() -> None:
     async def handle(request: Request) -> Response:
         return Response(status_code=429, headers={"retry-after": "3600"})
 
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start()
     async with served() as other, asyncio.timeout(5):
         endpoint = Endpoint("x", other.settings(url=server.url, deadline_seconds=2))
@@ -160,7 +160,7 @@ async def test_a_server_that_never_ends_its_reply_is_a_timeout_even_if_it_drips(
     async def handle(request: Request) -> Response:
         return StreamingResponse(dripping())
 
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start()
     async with served() as other, asyncio.timeout(10):
         usage = Usage()
@@ -180,7 +180,7 @@ async def test_a_slow_server_gets_more_time_instead_of_the_same_request_again_an
         await asyncio.sleep(0.7)
         return JSONResponse({"choices": [{"text": "yes", "finish_reason": "stop"}]})
 
-    async with HttpServer.of(handle) as server, asyncio.timeout(10):
+    async with HandlerServer(handle) as server, asyncio.timeout(10):
         settings = {"url": server.url, "model": "m", "kind": "completions", "backoff_seconds": 0.01}
         endpoint = Endpoint("x", EndpointConfig.model_validate(settings | {"timeout_seconds": 0.25}))
         assert (await endpoint.complete(question(1), role="agent")).text == "yes"
@@ -193,7 +193,7 @@ async def test_a_retry_after_that_overflows_is_a_typed_failure(value: str) -> No
     async def handle(request: Request) -> Response:
         return Response(status_code=429, headers={"retry-after": value})
 
-    async with HttpServer.of(handle) as server, asyncio.timeout(10):
+    async with HandlerServer(handle) as server, asyncio.timeout(10):
         settings = {"url": server.url, "model": "m", "max_attempts": 2, "backoff_seconds": 0.01}
         endpoint = Endpoint("x", EndpointConfig.model_validate(settings))
         with pytest.raises(EpisodeFailedError) as caught:

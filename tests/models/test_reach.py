@@ -26,12 +26,12 @@ from tests.models.scripted_endpoint import served
 WALKING_SERVER = """
 import asyncio, sys
 from starlette.responses import JSONResponse
-from dreamgym.http_server import HttpServer
+from tests.handler_server import HandlerServer
 
 async def main():
     async def handle(request):
         return JSONResponse({"choices": [{"text": "go east", "finish_reason": "stop"}], "data": []})
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start("127.0.0.1", int(sys.argv[1]))
     print("up", flush=True)
     await asyncio.Event().wait()

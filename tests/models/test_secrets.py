@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from dreamgym.config import Config, config_json, load_config, validate
 from dreamgym.errors import ConfigError, DreamGymError, EndpointError
-from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.registry import LanguageModels
 from dreamgym.types import CompletionRequest
+from tests.handler_server import HandlerServer
 from tests.models.scripted_endpoint import served
 
 KEY = "sk-5ecre7-0123456789abcdef"
@@ -43,7 +43,7 @@ async def test_the_key_is_in_no_file_log_message_or_object(
             return JSONResponse({"choices": [{"text": f"you sent {echo}", "finish_reason": "stop"}]})
         return Response(f"error: bad key {echo}", status, headers={"x-echo": echo})
 
-    server = HttpServer.of(handle)
+    server = HandlerServer(handle)
     await server.start()
     settings = {"url": server.url, "model": "m", "kind": "completions", "api_key_env": "STRONG_KEY"}
     quick = {"backoff_seconds": 0.01, "max_attempts": 1}
@@ -82,7 +82,7 @@ async def test_a_key_that_comes_back_escaped_reaches_no_reply_message_or_file(
             choices = f'"choices": [{{"text": "you sent {echo}", "finish_reason": "stop"}}]'
             return Response(f"{{{error}, {choices}}}", status)
 
-        async with HttpServer.of(handle) as server:
+        async with HandlerServer(handle) as server:
             settings = {"url": server.url, "model": "m", "kind": "completions", "api_key_env": "STRONG_KEY"}
             near = settings | {"max_attempts": 1, "backoff_seconds": 0.01}
             config = validate(Config, {"endpoints": {"strong": near}})

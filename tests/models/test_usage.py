@@ -12,12 +12,12 @@ from starlette.responses import JSONResponse, Response
 
 from dreamgym.config import BudgetConfig, Config, EndpointConfig, validate
 from dreamgym.errors import BudgetSpentError, EpisodeFailedError, StoreError
-from dreamgym.http_server import HttpServer
 from dreamgym.models.endpoint.client import Endpoint
 from dreamgym.models.registry import LanguageModels
 from dreamgym.models.usage import Usage, UsageRow, stage
 from dreamgym.types import CompletionRequest, FailureKind
 from tests.chaos import ChaosPlan, ChaosProxy
+from tests.handler_server import HandlerServer
 from tests.models.scripted_endpoint import served
 
 
@@ -98,7 +98,7 @@ async def test_a_server_that_reports_no_tokens_is_counted_by_estimate(counted: d
         reply = {"choices": [{"text": "a" * 400, "finish_reason": "stop"}]}
         return JSONResponse(reply if counted is None else reply | {"usage": counted})
 
-    async with HttpServer.of(handle) as server:
+    async with HandlerServer(handle) as server:
         prices = {"input_price": 1e6, "output_price": 1e6}
         settings = {"url": server.url, "model": "m", "kind": "completions"}
         endpoint = Endpoint("x", EndpointConfig.model_validate(settings | prices))
@@ -113,7 +113,7 @@ async def test_an_absurd_number_of_tokens_is_a_typed_failure() -> None:
         usage = f'{{"prompt_tokens": 1{"0" * 400}, "completion_tokens": 1}}'
         return Response(f'{{"choices": [{{"text": "a"}}], "usage": {usage}}}')
 
-    async with HttpServer.of(handle) as server:
+    async with HandlerServer(handle) as server:
         settings = {"url": server.url, "model": "m", "kind": "completions", "backoff_seconds": 0.01}
         prices = {"input_price": 1.0, "output_price": 1.0, "max_attempts": 2}
         endpoint = Endpoint("x", EndpointConfig.model_validate(settings | prices))

@@ -12,7 +12,7 @@ import sys
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dreamgym.http_server import HttpServer
+from tests.handler_server import HandlerServer
 
 
 async def answer(request: Request) -> Response:
@@ -30,7 +30,7 @@ async def answer(request: Request) -> Response:
 
 
 async def serve(port: int) -> None:
-    server = HttpServer.of(answer)
+    server = HandlerServer(answer)
     await server.start(port=port)
     print(server.url, flush=True)
     await asyncio.Event().wait()

@@ -16,7 +16,6 @@ from dreamgym.errors import ConfigError
 from dreamgym.experience.prompt_formats import PromptContext
 from dreamgym.models.registry import LanguageModels
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.training.experience_loading import (
     check_prompted_model,
     choose_grader,
@@ -27,6 +26,7 @@ from dreamgym.training.experience_loading import (
     open_prompted_model,
 )
 from dreamgym.training.trainer import check
+from tests.scripted_server import ScriptedServer
 
 EPISODE = next(iter(islice(read_trajectories(builtin_dataset()), 1)))
 

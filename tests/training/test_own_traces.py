@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from dreamgym.cli import app
 from dreamgym.data.trajectories import read_trajectories
-from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.types import CompletionRequest
 from tests.conftest import ROOT
+from tests.scripted_server import ScriptedServer
 from tests.training import shop as shop_model
 from tests.training.test_guide import sessions
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 
-from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.training.smoke_test import sample_episode
 from dreamgym.types import CompletionRequest
 from tests.command import dreamgym
+from tests.scripted_server import ScriptedServer
 
 
 def reply(state: str) -> str:

@@ -16,10 +16,10 @@ from dreamgym.data.trajectories import read_trajectories
 from dreamgym.models.registry import LanguageModels
 from dreamgym.models.usage import UsageRow
 from dreamgym.protocols import LanguageModel
-from dreamgym.testing.scripted_server import ScriptedServer
 from dreamgym.training.trainer import train
 from dreamgym.types import CompletionRequest, Prediction, State, Task, Transition, WorldSheet
 from tests.chaos import ChaosPlan, ChaosProxy
+from tests.scripted_server import ScriptedServer
 from tests.training.test_paid_training import learnt
 from tests.training.training_run import FACTORY, CorridorDream, record, run, settings
 

@@ -1,7 +1,4 @@
-"""Tools for tests: a checker for environments, a small environment and a scripted language model.
-
-`ScriptedServer` (in `dreamgym.testing.scripted_server`) serves such a model over HTTP, as an endpoint.
-"""
+"""Tools for tests: a checker for environments, a small environment and a scripted language model."""
 
 from dreamgym.testing.corridor import Corridor, CorridorFactory
 from dreamgym.testing.env_checker import Check, CheckReport, check_environment
