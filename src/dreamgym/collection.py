@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.coverage import Coverage
+from dreamgym.envs.episode import first_tasks
 from dreamgym.envs.exploration import ExplorationMemory, ExplorePolicy
 from dreamgym.envs.references import short_name
 from dreamgym.envs.scripted_policies import make_policy, resolve_policy
@@ -192,18 +193,14 @@ async def _tasks(
 ) -> AsyncIterator[tuple[int, Task]]:
     """The task of each episode; tasks repeat where the environment has fewer than are needed."""
     settings = config.collect
-    known: list[Task] = []
+    known: Sequence[Task] = []
     complete = False
     for episode in episodes:
         place = episode // settings.episodes_per_task
         while place >= len(known) and not complete:
             count = min(-(-settings.episodes // settings.episodes_per_task), (place // _BLOCK + 1) * _BLOCK)
-            try:
-                known = list(await factory.tasks(settings.split, count, seed=config.seed))
-            except ConfigError:
-                # Fewer tasks than episodes; a split that does not exist raises again, without a count.
-                known = list(await factory.tasks(settings.split, None, seed=config.seed))
-                complete = True
+            known = await first_tasks(factory, settings.split, count, seed=config.seed)
+            complete = len(known) < count
         yield episode, known[place % len(known)]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from dreamgym.config import Config, nearest_name, validate
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.episode import first_tasks
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.envs.synthetic import EpisodeStart, SyntheticEnvironment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
@@ -75,17 +76,11 @@ async def find_task(factory: EnvironmentFactory, split: str, wanted: str, *, see
     if re.fullmatch(r"[0-9]{1,9}", wanted):
         return (await factory.tasks(split, int(wanted) + 1, seed=seed))[int(wanted)]
     tried: list[str] = []
-    for count in (16, 64):
-        try:
-            tasks = await factory.tasks(split, count, seed=seed)
-        except ConfigError:  # fewer tasks than that; an unknown split raises again
-            tasks = await factory.tasks(split, None, seed=seed)
-        for task in tasks[len(tried) :]:
+    for count in (16, 64):  # some environments first prove that a task can be solved
+        for task in (await first_tasks(factory, split, count, seed=seed))[len(tried) : count]:
             if task.id == wanted:
                 return task
             tried.append(task.id)
-        if len(tasks) < count:
-            break
     raise ConfigError(
         f"no task {wanted!r} among the first {len(tried)} of split {split!r}{nearest_name(wanted, tried)}"
     )

@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Self
 
+from pydantic import TypeAdapter, ValidationError
+
 from dreamgym.curriculum.entropy import group_entropy, returns_by_task
 from dreamgym.curriculum.pool_events import (
     GeneratedRow,
@@ -55,19 +57,13 @@ class Lineage:
 
 def lineage(task: Task) -> Lineage | None:
     """The lineage in a task's parameters; None if it is missing or malformed."""
-    found = task.parameters.get(LINEAGE)
-    if not isinstance(found, Mapping):
+    try:
+        return _LINEAGE.validate_python(task.parameters.get(LINEAGE))
+    except ValidationError:
         return None
-    parent, generator = found.get("parent"), found.get("generator")
-    seed, reason = found.get("seed", 0), found.get("reason", "")
-    if not isinstance(parent, str) or not isinstance(generator, str):
-        return None
-    return Lineage(
-        parent=parent,
-        generator=generator,
-        seed=seed if isinstance(seed, int) else 0,
-        reason=reason if isinstance(reason, str) else "",
-    )
+
+
+_LINEAGE = TypeAdapter(Lineage)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dreamgym.data.trajectories import read_trajectories, shards
 from dreamgym.files import OnRead
 from dreamgym.types import Trajectory
+
+KINDS = ("environment", "family", "policy", "source")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,10 +38,6 @@ class Tally:
         return self.transitions / self.episodes if self.episodes else 0.0
 
 
-def _tallies() -> dict[str, Tally]:
-    return defaultdict(Tally)
-
-
 @dataclass(slots=True, kw_only=True)
 class DatasetStats:
     """Counts of all episodes, and of each kind of them."""
@@ -49,19 +46,10 @@ class DatasetStats:
     """Size of the files on disk."""
     shards: int
     total: Tally = field(default_factory=Tally)
-    environments: dict[str, Tally] = field(default_factory=_tallies)
-    families: dict[str, Tally] = field(default_factory=_tallies)
-    policies: dict[str, Tally] = field(default_factory=_tallies)
-    sources: dict[str, Tally] = field(default_factory=_tallies)
-
-    @property
-    def kinds(self) -> Mapping[str, Mapping[str, Tally]]:
-        return {
-            "environment": self.environments,
-            "family": self.families,
-            "policy": self.policies,
-            "source": self.sources,
-        }
+    kinds: dict[str, dict[str, Tally]] = field(
+        default_factory=lambda: {kind: defaultdict(Tally) for kind in KINDS}
+    )
+    """By kind, then by name."""
 
 
 def stats(path: Path, *, on_read: OnRead | None = None) -> DatasetStats:
@@ -69,12 +57,8 @@ def stats(path: Path, *, on_read: OnRead | None = None) -> DatasetStats:
     files = shards(path)
     counted = DatasetStats(bytes=sum(file.stat().st_size for file in files), shards=len(files))
     for trajectory in read_trajectories(path, on_read=on_read):
-        for tally in (
-            counted.total,
-            counted.environments[trajectory.task.environment],
-            counted.families[trajectory.task.family],
-            counted.policies[trajectory.provenance.policy],
-            counted.sources[trajectory.provenance.source],
-        ):
-            tally.count(trajectory)
+        counted.total.count(trajectory)
+        for kind, tallies in counted.kinds.items():
+            of_task = kind in ("environment", "family")
+            tallies[getattr(trajectory.task if of_task else trajectory.provenance, kind)].count(trajectory)
     return counted

@@ -8,6 +8,7 @@ from random import Random
 
 from dreamgym.config import nearest_name
 from dreamgym.errors import ConfigError, EpisodeOverError, UnknownSplitError
+from dreamgym.protocols import EnvironmentFactory
 from dreamgym.types import Outcome, State, Task
 
 
@@ -62,6 +63,16 @@ def select_tasks(tasks: Sequence[Task], split: str, count: int | None, seed: int
     found = list(tasks)
     Random(seed).shuffle(found)
     return found[:count]
+
+
+async def first_tasks(
+    factory: EnvironmentFactory, split: str, count: int, *, seed: int = 0
+) -> Sequence[Task]:
+    """The first `count` tasks of a split, or all where it has fewer; an unknown split is an error."""
+    try:
+        return await factory.tasks(split, count, seed=seed)
+    except ConfigError:  # fewer tasks than that; a split that does not exist raises again
+        return await factory.tasks(split, None, seed=seed)
 
 
 def check_count(split: str, available: int, count: int | None) -> None:

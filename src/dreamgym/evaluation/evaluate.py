@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.envs.episode import first_tasks
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError
 from dreamgym.evaluation.statistics import Estimate, mcnemar, paired_difference, share_of_episodes
@@ -142,10 +143,7 @@ async def tasks_of(factory: EnvironmentFactory, split: str, episodes: int, seed:
     """One task per episode; tasks repeat where a split has fewer."""
     if factory.splits and split not in factory.splits:
         raise ConfigError(f"unknown split {split!r} of {factory.name!r}; it has: {', '.join(factory.splits)}")
-    try:
-        found = await factory.tasks(split, episodes, seed=seed)
-    except ConfigError:  # fewer tasks than episodes
-        found = await factory.tasks(split, None, seed=seed)
+    found = await first_tasks(factory, split, episodes, seed=seed)
     if not found:
         raise ConfigError(f"split {split!r} of {factory.name!r} holds no tasks")
     return [found[number % len(found)] for number in range(episodes)]

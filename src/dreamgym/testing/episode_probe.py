@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dreamgym.errors import ConfigError
+from dreamgym.envs.episode import first_tasks
 from dreamgym.protocols import Environment, EnvironmentFactory, HasExpert, find_expert
 from dreamgym.types import Outcome, State, Task
 
@@ -59,10 +59,7 @@ class Subject:
         return self._tasks
 
     async def list_tasks(self, count: int) -> list[Task]:
-        try:
-            return list(await answered(self.factory.tasks(self.split, count)))
-        except ConfigError:  # fewer than that; a wrong split raises again
-            return list((await answered(self.factory.tasks(self.split)))[:count])
+        return list((await answered(first_tasks(self.factory, self.split, count)))[:count])
 
     @asynccontextmanager
     async def episode(self, task: Task) -> AsyncIterator[Environment]:
