@@ -40,8 +40,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from dreamgym.config import EndpointConfig
 from dreamgym.data.datasets import builtin_dataset
@@ -255,12 +254,8 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 async def memory_of(count: int, in_flight: int) -> dict[str, float]:
-    async def handle(request: Request) -> Response:
-        return JSONResponse(
-            {"choices": [{"text": "On the desk 1, you see a mug 2.", "finish_reason": "stop"}]}
-        )
-
-    server = HttpServer.of(handle)
+    said = {"choices": [{"text": "On the desk 1, you see a mug 2.", "finish_reason": "stop"}]}
+    server = HttpServer(JSONResponse(said))  # to every request
     await server.start()
     settings = EndpointConfig(url=server.url, model=NAME, kind="completions", concurrency=in_flight)
     endpoint, process = Endpoint(NAME, settings), psutil.Process()

@@ -73,8 +73,9 @@ def show_task(
             rows = [(each.instruction, each.origin, each.id) for each in tasks]
             tables.append(console.table(title, "task", "origin", "id", rows=rows))
     if record.history:
-        rows = [(step, r.episodes, r.successes, _number(r.entropy)) for step, r in record.history]
-        tables.append(console.table("results by step", "step", "episodes", "successes", "entropy", rows=rows))
+        counted = [(step, r.episodes, r.successes, _number(r.entropy)) for step, r in record.history]
+        columns = ("step", "episodes", "successes", "entropy")
+        tables.append(console.table("results by step", *columns, rows=counted))
     result = {
         **_fields(record),
         "ancestry": [each.id for each in ancestry[1:]],
