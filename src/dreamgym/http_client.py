@@ -136,10 +136,11 @@ class HttpClient:
             ):
                 return reply.status, reply.headers, await _read(reply)
         except aiohttp.ClientConnectorCertificateError as error:
+            origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
             reason = getattr(error.certificate_error, "verify_message", "") or "verification failed"
             raise RequestFailedError(
                 FailureKind.SERVER_DOWN,
-                f"the TLS certificate of {_origin(url)} was not accepted ({reason}); to trust it, add its "
+                f"the TLS certificate of {origin} was not accepted ({reason}); to trust it, add its "
                 "issuer to the file in $SSL_CERT_FILE",
                 retry=False,
                 fatal=True,
@@ -210,10 +211,6 @@ def _connect_problem(error: Any) -> str:
     reason = os.strerror(number) if number > 0 else getattr(cause, "strerror", None)
     reason = reason or type(cause or error).__name__
     return f"connection failed: {reason}"
-
-
-def _origin(url: str) -> str:
-    return "{0.scheme}://{0.netloc}".format(urlsplit(url))
 
 
 def decode_json(body: bytes, secret: str = "") -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Any, Self
 
 from dreamgym.errors import MissingExtraError, StoreError
@@ -83,9 +82,7 @@ class HttpServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

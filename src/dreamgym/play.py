@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,10 @@ async def _find_start(
     if spec is None or sources:
         trajectories = (each for source in sources for each in read_trajectories(source))
         return recorded_start(trajectories, name, split=split, wanted=wanted)
-    factory = spec.open(validate(spec.options, config.environment.options, prefix="environment.options."))
-    try:
+    options = validate(spec.options, config.environment.options, prefix="environment.options.")
+    async with aclosing(spec.open(options)) as factory:
         task = await find_task(factory, split or factory.splits[0], wanted, seed=seed)
         return task, await real_start(factory, task, seed=seed)
-    finally:
-        await factory.aclose()
 
 
 class PlaySession:

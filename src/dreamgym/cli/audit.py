@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,18 +42,16 @@ def audit_command(
         raise ConfigError(f"{run}: expected synthetic episodes, none were saved; see train.save_groups")
 
     async def measure() -> Audit:
-        factory = open_environment(config.environment.name, config.environment.options)
-        try:
-            with console.progress() as bar:
-                job = bar.add_task("real episodes", total=episodes)
+        environment = config.environment
+        with console.progress() as bar:
+            job = bar.add_task("real episodes", total=episodes)
+            async with aclosing(open_environment(environment.name, environment.options)) as factory:
                 return await audit(
                     factory,
                     kept[-episodes:],
                     in_flight=concurrency,
                     on_count=lambda done, total: bar.update(job, completed=done, total=total),
                 )
-        finally:
-            await factory.aclose()
 
     found = asyncio.run(measure())
     rows: list[tuple[Any, ...]] = [

@@ -106,7 +106,7 @@ def show_stats(
         for each in result["holdings"]
     ]
     tables = [
-        console.table(store, *_headings(about), rows=[list(about.values())]),
+        console.table(store, *console.headings(about), rows=[list(about.values())]),
         console.table(
             "holdings", *("environment", "source", "rows", "trajectories", "search"), rows=holdings
         ),
@@ -203,10 +203,6 @@ def fill_buffer(sources: list[Path], settings: ReplayConfig, *, skip_bad: bool =
     with ReplayBuffer.open_configured(settings.store, settings) as buffer:
         counts = asyncio.run(_fill(buffer, sources, skip_bad=skip_bad))
         return counts | {"store": settings.store, "rows": buffer.stats().rows}
-
-
-def _headings(result: dict[str, Any]) -> list[str]:
-    return [name.replace("_at_", "@").replace("_", " ") for name in result]
 
 
 async def _fill(buffer: ReplayBuffer, sources: list[Path], *, skip_bad: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,23 +90,19 @@ def run_collect(config: Config) -> CollectReport:
     """Collect with a progress bar."""
 
     async def run() -> CollectReport:
-        factory = open_environment(config.environment.name, config.environment.options)
-        try:
-            with console.progress() as bar:
-                job = bar.add_task("collecting", total=config.collect.episodes, note="preparing games")
+        environment = config.environment
+        with console.progress() as bar:
+            job = bar.add_task("collecting", total=config.collect.episodes, note="preparing games")
 
-                def on_episode(report: CollectReport) -> None:
-                    bar.update(
-                        job,
-                        completed=report.already_there + report.episodes,
-                        note=f"{report.steps / max(report.seconds, 1e-9):.0f} states/s",
-                    )
+            def on_episode(report: CollectReport) -> None:
+                rate = report.steps / max(report.seconds, 1e-9)
+                done = report.already_there + report.episodes
+                bar.update(job, completed=done, note=f"{rate:.0f} states/s")
 
+            async with aclosing(open_environment(environment.name, environment.options)) as factory:
                 report = await collect(config, factory, on_episode=on_episode)
-                on_episode(report)
-                return report
-        finally:
-            await factory.aclose()
+            on_episode(report)
+            return report
 
     return asyncio.run(run())
 

@@ -11,7 +11,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -206,8 +206,15 @@ def show(result: Any, table: Table | Sequence[Table], *, as_json: bool) -> None:
 
 def show_row(title: str, result: dict[str, Any], *, as_json: bool) -> None:
     """Print a flat result as a table of one row, or as a JSON document."""
-    headings = [name.replace("_at_", "@").replace("_", " ") for name in result]
-    show(result, table(title, *headings, rows=[list(result.values())]), as_json=as_json)
+    show(result, table(title, *headings(result), rows=[list(result.values())]), as_json=as_json)
+
+
+def headings(names: Iterable[str]) -> list[str]:
+    """
+    >>> headings(["size_bytes", "recall_at_8"])
+    ['size bytes', 'recall@8']
+    """
+    return [name.replace("_at_", "@").replace("_", " ") for name in names]
 
 
 def table(title: str, *columns: str, rows: Sequence[Sequence[object]] = ()) -> Table:

@@ -94,10 +94,9 @@ def ingest(
         )
     rows = [asdict(each) for each in counts]
     result = {"out": str(out), "new": new, "already_there": found - new, "bad": len(problems)}
-    headings = [name.replace("_", " ") for name in rows[0]]
     table = console.table(
         f"{new} new in {out}, {found - new} already there",
-        *headings,
+        *console.headings(rows[0]),
         rows=[list(row.values()) for row in rows],
     )
     console.show(result | {"files": rows, "problems": problems[:SHOWN_PROBLEMS]}, table, as_json=as_json)

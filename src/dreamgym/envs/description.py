@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from dreamgym.config import settings, validate
 from dreamgym.envs.registry import environment_names, find_environment, open_environment
 from dreamgym.errors import MissingExtraError
-from dreamgym.protocols import find_expert
+from dreamgym.protocols import Environment, EnvironmentFactory, find_expert
 
 
 async def list_environments() -> list[dict[str, Any]]:
@@ -38,16 +39,18 @@ async def describe_environment(name: str, options: Mapping[str, Any]) -> dict[st
 
 async def has_expert(name: str, options: Mapping[str, Any]) -> bool:
     """Whether scripted policies that need an expert can play it."""
-    factory = open_environment(name, options)
-    try:
+    async with _first_episode(name, options) as (_, environment):
+        return find_expert(environment) is not None
+
+
+@asynccontextmanager
+async def _first_episode(
+    name: str, options: Mapping[str, Any]
+) -> AsyncIterator[tuple[EnvironmentFactory, Environment]]:
+    async with aclosing(open_environment(name, options)) as factory:
         (task,) = await factory.tasks(factory.splits[0], 1)
-        environment = factory.make(task)
-        try:
-            return find_expert(environment) is not None
-        finally:
-            await environment.aclose()
-    finally:
-        await factory.aclose()
+        async with aclosing(factory.make(task)) as environment:
+            yield factory, environment
 
 
 async def _summary(name: str) -> dict[str, Any]:
@@ -65,17 +68,9 @@ async def _summary(name: str) -> dict[str, Any]:
 
 async def _example(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Experts, and the start of the first task as an agent sees it."""
-    factory = open_environment(name, options)
-    try:
-        (task,) = await factory.tasks(factory.splits[0], 1)
-        environment = factory.make(task)
-        try:
-            start = await environment.start()
-        finally:
-            await environment.aclose()
-    finally:
-        await factory.aclose()
-    expert = find_expert(environment)
+    async with _first_episode(name, options) as (factory, environment):
+        start, task = await environment.start(), environment.task
+        expert = find_expert(environment)
     return {
         "splits": list(factory.splits),
         "experts": list(expert.experts) if expert is not None else [],

@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dreamgym.config import HF_PREFIX, Config, EndpointConfig, nearest_name
@@ -151,9 +150,7 @@ class LanguageModels:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _cache(self, settings: EndpointConfig) -> ReplyCache | None:

@@ -122,7 +122,7 @@ def overview(runs: Sequence[Run]) -> Sheet:
     """One line per run: what the terminal shows."""
     rows = []
     for run in runs:
-        newest = _newest(run)
+        newest = next(reversed([*run.validation, *run.evaluations]), None)  # those were made afterwards
         spent = run.spent
         fidelity = run.fidelity[0][1] if run.fidelity else {}
         rows.append(
@@ -339,10 +339,6 @@ def _points(rows: Sequence[Row], key: str) -> Iterator[Point]:
         x, y = number(row.get("step")), number(row.get(key))
         if x is not None and y is not None:
             yield Point(x=x, y=y)
-
-
-def _newest(run: Run) -> Evaluated | None:
-    return next(reversed([*run.validation, *run.evaluations]), None)  # those were made afterwards
 
 
 def _latest(points: Sequence[Point], *, percent: bool = False) -> str:

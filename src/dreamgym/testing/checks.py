@@ -155,7 +155,11 @@ async def hostile_actions_are_answered(subject: Subject) -> str:
     task = (await subject.tasks())[0]
     async with subject.started(task) as (_, state):
         pass
-    disguised = [form for action in (state.admissible_actions or ())[:2] for form in _disguises(action)]
+    disguised = [
+        form
+        for action in (state.admissible_actions or ())[:2]
+        for form in (action.upper(), f"  {action.replace(' ', '   ')}\n", f"{action}.")
+    ]
     waiting = [*HOSTILE_ACTIONS.items(), *(("a disguise", form) for form in disguised)]
     while waiting:
         async with subject.started(task) as (environment, _):
@@ -287,7 +291,3 @@ async def _sheet(environment: HasWorldSheet) -> WorldSheet:
         if not fact or not all(isinstance(part, str) and part for part in fact):
             raise CheckFailed(f"expected facts that are tuples of words, got {fact!r}")
     return sheet
-
-
-def _disguises(action: str) -> list[str]:
-    return [action.upper(), f"  {action.replace(' ', '   ')}\n", f"{action}."]
