@@ -60,8 +60,8 @@ async def collect(
     """Record trajectories from a real environment into a directory; call it again to resume.
 
     Args:
-        policy: ``expert``, ``random``, ``mix`` of both and of experts that err, ``explore`` for an unknown environment,
-            or ``endpoint:NAME``.
+        policy: ``expert``, ``random``, ``mix`` of both and of experts that err, ``explore`` for an unknown
+            environment, or ``endpoint:NAME``.
         options: of the environment.
         settings: other settings of the section ``collect``.
     """

@@ -92,7 +92,9 @@ def test_a_run_without_a_curriculum_says_so(recorded: Path) -> None:
 
 
 def test_the_quickstart_takes_any_known_environment() -> None:
-    assert "expected one of: alfworld, textworld" in refused("quickstart", "--env", "vending")
+    assert "expected one of: alfworld, babyai, textcraft, textworld" in refused(
+        "quickstart", "--env", "vending"
+    )
 
 
 def test_the_split_of_an_evaluation_is_one_that_the_environment_has() -> None:

@@ -37,7 +37,8 @@ async def test_its_episodes_are_those_of_the_environment() -> None:
     mine, theirs = black.make(task), white.make(original)
     assert await mine.start() == await theirs.start()
     assert mine.task == task
-    assert find_expert(mine) is find_world_sheet(mine) is None
+    assert find_expert(mine) is None
+    assert find_world_sheet(mine) is None
     assert await mine.step("look") == await theirs.step("look")
     await black.aclose()
     await white.aclose()

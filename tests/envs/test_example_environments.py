@@ -17,7 +17,8 @@ from tests.conftest import ROOT
 
 FOLDER = ROOT / "examples" / "environments"
 VENDING, HELPDESK = f"{FOLDER}/vending.py:Vending", f"{FOLDER}/helpdesk.py:HelpDesk"
-BOTH = pytest.mark.parametrize("name", [VENDING, HELPDESK], ids=["vending", "helpdesk"])
+LAKE = f"{FOLDER}/frozen_lake.py:FrozenLake"
+ALL = pytest.mark.parametrize("name", [VENDING, HELPDESK, LAKE], ids=["vending", "helpdesk", "lake"])
 
 
 async def play(name: str, actions: Sequence[str], task: Task | None = None) -> tuple[State, list[Outcome]]:
@@ -39,13 +40,18 @@ async def task_where(name: str, wanted: Any) -> tuple[Task, Any]:
     raise AssertionError("no such task")
 
 
-@BOTH
+def facts_of(plain: Any) -> str:
+    """The hidden facts of a task, whatever the environment calls them."""
+    return repr(next(getattr(plain, name) for name in ("machine", "desk", "map") if hasattr(plain, name)))
+
+
+@ALL
 async def test_it_meets_the_contract_of_environments(name: str) -> None:
     report = await dg.check_environment(name, episodes=20, concurrency=8)
     assert report.passed, report.to_dict()
 
 
-@BOTH
+@ALL
 async def test_it_has_many_tasks_and_no_task_is_in_two_splits(name: str) -> None:
     factory: Any = dg.make(name)
     facts: dict[str, set[str]] = {}
@@ -53,12 +59,12 @@ async def test_it_has_many_tasks_and_no_task_is_in_two_splits(name: str) -> None
         tasks = await factory.tasks(split)
         assert len(tasks) >= least
         assert {task.environment for task in tasks} == {name}
-        facts[split] = {repr(vars(factory.make(task)._plain)) for task in tasks}
+        facts[split] = {facts_of(factory.make(task)._plain) for task in tasks}
     assert not facts["train"] & facts["test"]
     assert not facts["validation"] & (facts["train"] | facts["test"])
 
 
-@BOTH
+@ALL
 def test_it_gives_no_hints_to_experience_models(name: str) -> None:
     spec = find_environment(name)
     assert (spec.annotator, spec.goal_met, spec.select_facts) == (None, None, None)
@@ -123,6 +129,25 @@ async def test_a_help_desk_refunds_by_policy_and_closes_the_ticket() -> None:
     _, (outcome,) = await play(HELPDESK, [f"refund order={ticket.order} amount={wrong}"], task)
     assert outcome.terminated
     assert not outcome.success
+
+
+async def test_a_lake_shows_holes_only_beside_you_and_ends_in_one() -> None:
+    task, _ = await task_where(LAKE, lambda plain: plain.map[0][1] == "H" and plain.map[1][0] == "F")
+    start, outcomes = await play(LAKE, ["go left", "jump", "go right"], task)
+    assert start.text.startswith("Row 1, column 1. left: a wall, down: ice, right: a hole, up: a wall.")
+    assert start.admissible_actions == ("go down", "go right")
+    assert outcomes[0].next_state.text == f"There is a wall. {start.text}"
+    assert outcomes[1].next_state.text == "You can go left, down, right or up."
+    assert (outcomes[2].terminated, outcomes[2].success) == (True, False)
+
+
+async def test_a_lake_is_crossed_along_free_ice() -> None:
+    def free_border(plain: Any) -> bool:
+        return plain.map[0] == "SFFF" and "H" not in "".join(row[-1] for row in plain.map)
+
+    task, _ = await task_where(LAKE, free_border)
+    _, outcomes = await play(LAKE, [*["go right"] * 3, *["go down"] * 3], task)
+    assert outcomes[-1].success
 
 
 def test_a_reference_that_leads_nowhere_says_why(tmp_path: Path) -> None:

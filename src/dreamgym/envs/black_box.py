@@ -1,7 +1,8 @@
 """Any environment as a black box: ``black-box:NAME`` offers `start`, `step` and admissible actions, no more.
 
 Hidden facts, experts, annotator, goal check and list of refusals of the environment are not there, so no
-command can use them. The prefix stays in the name of its trajectories: they do not mix with those that hold facts.
+command can use them. The prefix stays in the name of its trajectories: they do not mix with those that hold
+facts.
 """
 
 from __future__ import annotations

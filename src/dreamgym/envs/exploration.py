@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ FOLLOW = 0.6
 """Share of episodes that begin with actions of an earlier one, while there are few successes."""
 ENOUGH = 0.25
 """Share of successes from which on nothing is repeated: failures are what teaches consequences."""
+UNIFORM = 0.3
+"""Share of admissible actions that are drawn without regard to what was tried before."""
 DRAWN = 4
 """Successes of which the shortest is followed: what random actions find is full of detours."""
 OMITTED = (0.0, 0.1, 0.3)
@@ -51,6 +54,8 @@ class ExplorationMemory:
 
     actions: dict[str, dict[str, bool]] = field(default_factory=dict)
     """Kind to actions of that kind, and whether one of them has ever changed the state's text."""
+    tried: Counter[str] = field(default_factory=Counter)
+    """How often each action and each kind was tried."""
     successes: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     """Instructions and actions of successful episodes."""
     episodes: int = 0
@@ -66,6 +71,7 @@ class ExplorationMemory:
         for transition in trajectory.transitions:
             for action in transition.state.admissible_actions or ():
                 self._know(action, effect=True)
+            self.tried.update((transition.action, action_kind(transition.action)))
             text = transition.outcome.next_state.text
             self._know(transition.action, effect=text not in (transition.state.text, refusal))
 
@@ -75,6 +81,9 @@ class ExplorationMemory:
             known[action] |= effect
         elif len(known) < PER_KIND:
             known[action] = effect
+
+    def novelty(self, action: str) -> float:
+        return float(((1 + self.tried[action]) * (1 + self.tried[action_kind(action)])) ** -0.5)
 
     def useful(self, source: random.Random) -> str | None:
         """An action that has had an effect somewhere; kinds are equally likely."""
@@ -162,15 +171,13 @@ class ExplorePolicy:
     # --- actions ---
 
     def _any_action(self, task: Task, state: State) -> str:
-        """An admissible action; one of a random kind in half of the cases, since kinds differ in number."""
-        if state.admissible_actions:
-            if self._random.random() < 0.5:
-                return self._random.choice(state.admissible_actions)
-            kinds: dict[str, list[str]] = {}
-            for action in state.admissible_actions:
-                kinds.setdefault(action_kind(action), []).append(action)
-            return self._random.choice(kinds[self._random.choice(list(kinds))])
-        return self._invented(task, state)
+        """An admissible action; by preference one that was rarely tried, since it may lead somewhere new."""
+        actions = state.admissible_actions
+        if not actions:
+            return self._invented(task, state)
+        if self._random.random() < UNIFORM:
+            return self._random.choice(actions)
+        return self._random.choices(actions, [self._memory.novelty(action) for action in actions])[0]
 
     def _invented(self, task: Task, state: State) -> str:
         """An action where none are listed: a template, one that had an effect, or words of the texts."""

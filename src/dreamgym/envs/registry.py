@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, cast
 
@@ -31,6 +32,8 @@ from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.types import State, Task, Transition, WorldSheet
 
 GROUP = "dreamgym.environments"
+BUILT_IN = ("alfworld", "babyai", "textcraft", "textworld")
+"""Each is a package `dreamgym.envs.NAME` with a `SPEC`."""
 _registered: dict[str, EnvironmentSpec] = {}
 _referenced: dict[str, EnvironmentSpec] = {}
 """Environments by reference that were loaded."""
@@ -178,12 +181,14 @@ def make(environment: object, **options: Any) -> EnvironmentFactory:
 
 
 def environment_names() -> list[str]:
-    return sorted({*_registered, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*_registered, *BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def find_environment(name: str) -> EnvironmentSpec:
     if known := _registered.get(name) or _referenced.get(name):
         return known
+    if name in BUILT_IN:
+        return cast(EnvironmentSpec, import_module(f"dreamgym.envs.{name}").SPEC)
     for entry in entry_points(group=GROUP, name=name):
         spec = entry.load()
         if not isinstance(spec, EnvironmentSpec):
