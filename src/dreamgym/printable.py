@@ -1,6 +1,8 @@
-"""Untrusted text made printable: it can neither control a terminal nor hide in a page."""
+"""Text for people: untrusted text that can neither control a terminal nor hide in a page, and short names."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def printable(text: str) -> str:
@@ -19,3 +21,19 @@ def _escaped(letter: str) -> str:
     if letter.isspace():
         return " "
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The shortest end of each path that identifies it.
+
+    >>> short_names(["runs/a/agent", "runs/b/agent", "runs/quickstart/sft@0"])
+    ['a/agent', 'b/agent', 'sft@0']
+    """
+    parts = [path.split("/") for path in paths]
+    names = []
+    for own in parts:
+        length = 1
+        while length < len(own) and sum(other[-length:] == own[-length:] for other in parts) > 1:
+            length += 1
+        names.append("/".join(own[-length:]))
+    return names

@@ -11,6 +11,7 @@ from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import ConfigFile, Json, Overrides, resolve
 from dreamgym.models.registry import names_language_model
+from dreamgym.printable import short_names
 
 
 def evaluate_command(
@@ -56,7 +57,7 @@ def evaluate_command(
     if not all(map(names_language_model, names)):
         need_models()
     from dreamgym.evaluation.evaluate import evaluation_rows
-    from dreamgym.evaluation.runs import environment_of, evaluate_runs, short_names
+    from dreamgym.evaluation.runs import environment_of, evaluate_runs
 
     resolved = environment_of(run, resolve(config, overrides, {"environment.name": env}))
     with console.progress() as bar:

@@ -318,6 +318,10 @@ class EndpointConfig(Section):
             )
         return name
 
+    def cost(self, prompt_tokens: int, reply_tokens: int) -> float:
+        """Money for these tokens; 0 where no prices are set."""
+        return (prompt_tokens * (self.input_price or 0.0) + reply_tokens * (self.output_price or 0.0)) / 1e6
+
 
 class BudgetConfig(Section):
     """What endpoints may cost in one run; it stops before a request that could exceed it."""

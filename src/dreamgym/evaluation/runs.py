@@ -102,21 +102,6 @@ def environment_of(run: str, given: Config) -> Config:
     return given.model_copy(update={"environment": trained.model_copy(update={"options": options})})
 
 
-def short_names(policies: Sequence[str]) -> list[str]:
-    """Names without the directories that they share.
-
-    >>> short_names(["runs/quickstart/agent@40", "runs/quickstart/sft@0"])
-    ['agent@40', 'sft@0']
-    >>> short_names(["runs/agent@5"])
-    ['agent@5']
-    """
-    parts = [policy.split("/") for policy in policies]
-    shared = 0
-    while all(len(each) > shared + 1 and each[shared] == parts[0][shared] for each in parts):
-        shared += 1
-    return ["/".join(each[shared:]) for each in parts]
-
-
 @asynccontextmanager
 async def _policy(
     name: str, config: Config, temperature: float | None, notes: list[str]

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from dreamgym.config import BudgetConfig, EndpointConfig
+from dreamgym.config import BudgetConfig
 from dreamgym.errors import BudgetSpentError, StoreError
 from dreamgym.files import write_text
 
@@ -86,24 +86,6 @@ class Reservation:
         self.money += sign * other.money
         self.tokens += sign * other.tokens
         self.requests += sign * other.requests
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Money per token."""
-
-    prompt: float = 0.0
-    reply: float = 0.0
-
-    @classmethod
-    def of(cls, settings: EndpointConfig) -> Prices:
-        return cls(
-            prompt=(settings.input_price or 0.0) / 1e6,
-            reply=(settings.output_price or 0.0) / 1e6,
-        )
-
-    def cost(self, prompt_tokens: int, reply_tokens: int) -> float:
-        return prompt_tokens * self.prompt + reply_tokens * self.reply
 
 
 RowKey = tuple[str, str, str]

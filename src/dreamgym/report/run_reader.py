@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dreamgym.charts import Point
 from dreamgym.errors import DataError
+from dreamgym.printable import short_names
 from dreamgym.report.episodes import Kept, keep
 from dreamgym.report.pool import PoolSummary, summarize_pool
 from dreamgym.report.safe_reading import (
@@ -115,7 +116,7 @@ def find_runs(paths: Sequence[Path]) -> list[tuple[str, Path]]:
                 "give what `dreamgym train` or `dreamgym experience train` wrote to"
             )
         found += [each for each in [*here, *inner] if each not in found]
-    return list(zip(_names(found), found, strict=True))
+    return list(zip(short_names([str(each.resolve()) for each in found]), found, strict=True))
 
 
 def read_run(name: str, path: Path, *, episodes: int) -> Run:
@@ -166,22 +167,6 @@ def _folders(path: Path) -> list[Path]:
         return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
     except OSError:
         return []
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The shortest end of each path that identifies it.
-
-    >>> _names([Path("runs/a/agent"), Path("runs/b/agent"), Path("old")])
-    ['a/agent', 'b/agent', 'old']
-    """
-    parts = [each.resolve().parts for each in paths]
-    names = []
-    for own in parts:
-        length = 1
-        while length < len(own) and sum(other[-length:] == own[-length:] for other in parts) > 1:
-            length += 1
-        names.append("/".join(own[-length:]))
-    return names
 
 
 def _last_of_each(rows: Iterator[Row]) -> list[Row]:

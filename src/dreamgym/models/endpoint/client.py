@@ -19,7 +19,7 @@ from dreamgym.http_client import HttpClient, RequestFailedError, retry_delay
 from dreamgym.models.endpoint import protocol
 from dreamgym.models.endpoint.cache import ReplyCache
 from dreamgym.models.endpoint.rate_limit import RateLimiter
-from dreamgym.models.usage import Prices, Reservation, Usage, UsageRow
+from dreamgym.models.usage import Reservation, Usage, UsageRow
 from dreamgym.single_flight import SingleFlight
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
@@ -44,7 +44,6 @@ class Endpoint:
         self.usage = usage if usage is not None else Usage()
         self.features = protocol.Features.of(settings)
         check_settings(name, settings, in_money=self.usage.budget.money is not None)
-        self._prices = Prices.of(settings)
         self._cache = cache
         self._http = HttpClient(self.url, max_connections=settings.concurrency + 4)
         self._limiter = RateLimiter(
@@ -131,7 +130,7 @@ class Endpoint:
 
     async def _attempt(self, request: CompletionRequest, row: UsageRow, state: _RequestState) -> Completion:
         prompt, reply = protocol.max_prompt_tokens(request), request.max_tokens
-        reserved = Reservation(money=self._prices.cost(prompt, reply), tokens=prompt + reply, requests=1)
+        reserved = Reservation(money=self.settings.cost(prompt, reply), tokens=prompt + reply, requests=1)
         used: int | None = None
         slot = await self._limiter.acquire(prompt + reply)
         try:
@@ -180,7 +179,7 @@ class Endpoint:
         row.requests += 1
         row.prompt_tokens += parsed.prompt_tokens
         row.reply_tokens += parsed.reply_tokens
-        row.money += self._prices.cost(parsed.prompt_tokens, parsed.reply_tokens)
+        row.money += self.settings.cost(parsed.prompt_tokens, parsed.reply_tokens)
         return parsed
 
     async def _recover(self, error: RequestFailedError, state: _RequestState) -> None:
