@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym.cli import console
+from dreamgym.cli.attack import attack_command
 from dreamgym.cli.audit import audit_command
 from dreamgym.cli.experience_eval import evaluate
 from dreamgym.cli.experience_models import Without, need_models, parts
@@ -24,9 +25,10 @@ from dreamgym.training.annotators import PLAIN, annotated, choose_annotator
 from dreamgym.training.experience_run import environment_of_data
 from dreamgym.types import Trajectory
 
-app = console.group(help="Experience models, which predict the environment: fine-tune, measure, audit.")
+app = console.group(help="Experience models, which predict the environment: train, measure, attack, audit.")
 console.command(app, "eval")(evaluate)
 console.command(app, "audit")(audit_command)
+console.command(app, "attack")(attack_command)
 
 SHIPPED = ("builtin:alfworld", "builtin:alfworld-mistakes")
 GOOD_AGREEMENT, LOW_AGREEMENT = 0.9, 0.75

@@ -207,7 +207,7 @@ async def _measure(
     advice: AdviceSettings,
     log: Log,
 ) -> Fidelity:
-    factory = _real_environment(config, log)
+    factory = real_environment(config, log)
     judging = None if judge is None else RubricJudge(loaded.models.open(judge, role="judge"), name=judge)
     try:
         with stage("fidelity"):
@@ -224,7 +224,7 @@ async def _measure(
             await factory.aclose()
 
 
-def _real_environment(config: Config, log: Log) -> EnvironmentFactory | None:
+def real_environment(config: Config, log: Log) -> EnvironmentFactory | None:
     """None, with a message, where it is not installed."""
     name = config.environment.name
     problem = f"environment {name!r} is not installed"
