@@ -299,3 +299,14 @@ def test_an_interrupted_measurement_ends_cleanly(untrained: Path, data: Path) ->
         process.wait()
         os.close(screen)
     assert b"Traceback" not in seen
+
+
+def test_an_attack_prints_its_verdict_and_leaves_with_it(untrained: Path, data: Path) -> None:
+    result = dreamgym(
+        *("experience", "attack", untrained, "--data", data, "--candidates", 3, "--real-steps", 0, "--json"),
+        *("--set", "train.horizon=1"),
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["tried"], found["passed"], found["by_recordings"]) == (3, None, True)
+    assert "undecided" in result.stderr

@@ -28,7 +28,7 @@ from dreamgym.evaluation.closed_loop import ActionList, Replay, replay, replay_i
 from dreamgym.evaluation.statistics import Estimate, share_of_episodes
 from dreamgym.experience.model import VIOLATION
 from dreamgym.protocols import EnvironmentFactory
-from dreamgym.types import Trajectory
+from dreamgym.types import Change, Trajectory
 
 _ROUND = 128
 _BEST = 64
@@ -155,7 +155,8 @@ def _rounds(search: _Search, total: int) -> list[tuple[int, Callable[[], Candida
     makers = {"forged": search.forged, "mutated": search.candidates.mutated, "climbed": search.climbed}
     left = total - control
     for name, share in _SHARES:
-        size = round(left * share)
+        size = left if name == _SHARES[-1][0] else round((total - control) * share)
+        left -= size
         rounds += [(min(_ROUND, size - done), makers[name]) for done in range(0, size, _ROUND)]
     return rounds
 
@@ -269,13 +270,13 @@ def _as_dreamt(dream: Replay) -> ActionList:
 
 
 def _closeness(dream: Replay) -> float:
-    """How close an imagined episode came to a success: its reward, then the accepted actions, then how unsure
-    its last refusal was."""
+    """How close an imagined episode came to a success: its reward, the accepted actions that changed
+    something, and how unsure its last refusal was; an episode that ended is further away."""
     refused = [outcome for outcome in dream.outcomes if outcome.info.get("refused")]
-    accepted = len(dream.outcomes) - len(refused)
+    changed = sum(outcome.info.get("change", Change()) != Change() for outcome in dream.outcomes)
     doubt = 1 - (refused[-1].confidence or 0.0) if refused else 0.0
     ended = any(outcome.terminated for outcome in dream.outcomes)
-    return 10 * dream.total_reward + accepted / (len(dream.outcomes) or 1) + doubt - ended
+    return 10 * dream.total_reward + changed / 5 + doubt - ended
 
 
 def _false_success(candidate: Candidate, dream: Replay, real: Replay | None) -> FalseSuccess:

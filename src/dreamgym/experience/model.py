@@ -149,17 +149,19 @@ async def make_prediction(
     Args:
         supported: whether recordings resemble the action; without it no success is granted.
     """
+    problem: str | None = None
     refused = reply.next_state in refusals
-    texts = environment_texts(task, history, state.text)
-    problem = (
-        None
-        if refused
-        else violation(reply.change, sheet, action, texts=texts, rules=rules, success=reply.success is True)
-    )
-    if problem is not None:
-        reply, refused = replace(reply, next_state=next(iter(refusals), REFUSAL)), True
     if refused:
         reply = replace(reply, change=Change(), terminated=False, success=False)
+    else:
+        texts = environment_texts(task, history, state.text)
+        claims = reply.success is True
+        problem = violation(reply.change, sheet, action, texts=texts, rules=rules, success=claims)
+    if problem is not None:
+        # An end without success stays an end: a check must not save an episode that the model calls lost.
+        lost, text = reply.terminated and not reply.success, next(iter(refusals), REFUSAL)
+        reply = replace(reply, next_state=text, change=Change(), terminated=lost, success=False)
+        refused = True
     after = apply_change(sheet, reply.change)
     outcome = Outcome(
         next_state=State(text=reply.next_state),

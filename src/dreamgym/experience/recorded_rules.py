@@ -25,6 +25,8 @@ from dreamgym.types import Change, Fact, Trajectory, WorldSheet
 RULES_FILE = "rules.json"
 _MIN_ACCEPTED = 20
 """Accepted observations that a condition needs."""
+_MAX_CHANCE = 0.01
+"""Probability that a condition is none: that by chance only refused actions break it."""
 _COMMON = 0.9
 """A name in this share of the sheets is a constant."""
 _SELF, _OTHER, _LINKED = "?", "*", "linked"
@@ -326,6 +328,9 @@ def _conditions(
             support[where, given] += 1
             always.setdefault((where, given), set(patterns)).intersection_update(patterns)
             ever.setdefault((where, given), set()).update(patterns)
+    refusals = Counter(
+        role for refused, each in objects if refused for role in {role[:2] for role in _roles(each, places)}
+    )
     broken: Counter[tuple[str, Pattern | None, Pattern, bool]] = Counter()
     for refused, each in objects:
         if refused:
@@ -351,8 +356,14 @@ def _conditions(
             refused=count,
         )
         for (where, given, needed, negated), count in sorted(broken.items(), key=str)
-        if given is None or (where, None, needed, negated) not in broken
+        if _by_chance(count, refusals[where, given], support[where, given]) < _MAX_CHANCE
+        and (given is None or (where, None, needed, negated) not in broken)
     )
+
+
+def _by_chance(broken: int, refused: int, accepted: int) -> float:
+    """The probability that only refused actions break a condition if it does not matter."""
+    return (refused / (refused + accepted)) ** broken
 
 
 def _roles(

@@ -17,6 +17,7 @@ from dreamgym.envs.registry import environment_horizon
 from dreamgym.envs.synthetic import EpisodeStart, StartFor, SyntheticFactory
 from dreamgym.errors import ConfigError
 from dreamgym.experience.black_box import BlackBoxExperienceModel
+from dreamgym.experience.recorded_rules import RecordedRules, RecordedStep, mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import TaskCheck
 from dreamgym.models.registry import LanguageModels, names_language_model
 from dreamgym.protocols import ExperienceModel
@@ -167,6 +168,7 @@ class Dream(SyntheticFactory):
             retriever=buffer,
             models=models,
             starts=known_starts(trajectories),
+            rules=_rules_of_data(config, trajectories),
             cached_replies=_CACHED_REPLIES,
         )
         dream = cls(
@@ -287,6 +289,20 @@ def _can_succeed(config: Config) -> TaskCheck | None:
             "a task can succeed from other facts (can_succeed); use recorded"
         )
     return spec.can_succeed
+
+
+def _rules_of_data(config: Config, trajectories: Sequence[Trajectory]) -> RecordedRules | None:
+    """What trajectories with facts prove about actions, for a prompted model; a run has its own rules."""
+    spec = known_environment(config.environment.name)
+    if spec is None or spec.annotator is None or not names_language_model(config.train.experience or ""):
+        return None
+    known = recorded_steps(trajectories, spec.annotator(), spec.refusals)
+
+    async def listed() -> list[RecordedStep]:
+        return [step async for step in known]
+
+    steps = _run_sync(listed())
+    return mine_rules(steps, actor=spec.actor) if steps else None
 
 
 def _run_sync(coroutine: Any) -> Any:

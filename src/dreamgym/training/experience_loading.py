@@ -57,6 +57,7 @@ def load_experience_model(
     models: LanguageModels | None = None,
     starts: Mapping[str, State] | None = None,
     without: Collection[Part] = (),
+    rules: RecordedRules | None = None,
     cached_replies: int = 0,
 ) -> LoadedExperienceModel:
     """Open a fine-tuned model by its run directory, or a language model to prompt by its name.
@@ -67,6 +68,7 @@ def load_experience_model(
         models: opens language models by name; the caller closes it.
         starts: first states that a prompted model need not imagine, see `known_starts`.
         without: parts of the prompt or the reply to leave out.
+        rules: what recordings prove about actions, for a prompted model; a run has its own.
     """
     name, config = str(name), config or Config()
     prompted = names_language_model(name)
@@ -82,7 +84,12 @@ def load_experience_model(
     model: ExperienceModel
     if prompted:
         model = open_prompted_model(
-            *(name, models, config, spec), grader=grading, retriever=retriever, starts=starts, without=without
+            *(name, models, config, spec),
+            grader=grading,
+            retriever=retriever,
+            starts=starts,
+            without=without,
+            rules=rules,
         )
     else:
         model = _load_fine_tuned(
@@ -231,6 +238,7 @@ def open_prompted_model(
     retriever: Retriever | None = None,
     starts: Mapping[str, State] | None = None,
     without: Collection[Part] = (),
+    rules: RecordedRules | None = None,
 ) -> PromptedExperienceModel:
     """A language model that is prompted to predict the environment that the settings name."""
     settings = config.prompted.without(without)
@@ -250,6 +258,7 @@ def open_prompted_model(
         grader=grader,
         retriever=retriever,
         refusals=spec.refusals if spec is not None else (),
+        rules=rules,
         starts=starts,
     )
 
