@@ -17,6 +17,7 @@ from dreamgym.experience.known_replies import (
     Selected,
     action_kind,
     known_replies,
+    newest_counts,
     recorded_replies,
     references,
     resolve,
@@ -77,6 +78,8 @@ def black_box_prompt(
     lines += [f"then: {pair(past.action, past.outcome.next_state.text)}" for past in recent[:-1]]
     lines += [f"then: {quote_action(past.action)}" for past in recent[-1:]]
     lines += [f"task: {escape(task.instruction)}", f"state: {cut(state)}"]
+    if settings.sheet and selected.counts:
+        lines.append(f"count: {cut(' '.join(selected.counts))}")
     if settings.sheet:
         lines += [f"known: {pair(fact[2], fact[3])}" for fact in selected.related]
         lines += [f"else: {pair(fact[2], fact[3])}" for fact in selected.elsewhere]
@@ -92,6 +95,8 @@ class BlackBoxKnowledge:
 
     persistent: frozenset[str] = frozenset()
     """Kinds of action whose reply does not depend on the state."""
+    counters: frozenset[str] = frozenset()
+    """Forms of sentences whose numbers change within episodes."""
     support: Support = field(default_factory=Support)
     refusal: str = "Nothing happens."
     """The most frequent reply of the recordings that changes nothing."""
@@ -141,10 +146,12 @@ class BlackBoxExperienceModel:
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
         demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
+        counts = newest_counts(self._knowledge.counters, history, state.text)
         selected = select(known_replies(sheet, history), state.text, action)
         if self._settings.imagine and self._settings.sheet and not selected.known:
             sheet = await self._imagine(task, sheet, history, state, action, demonstrations)
             selected = select(known_replies(sheet, history), state.text, action)
+        selected = replace(selected, counts=counts)
         text = black_box_prompt(
             *(task, selected, history, state.text, action, demonstrations), settings=self._settings
         )

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
-from dreamgym.experience.black_box import black_box_prompt
+from dreamgym.experience.black_box import BlackBoxKnowledge, black_box_prompt
 from dreamgym.experience.dataset import START, Example
 from dreamgym.experience.known_replies import (
     action_kind,
     explain,
+    newest_counts,
     recorded_replies,
     refer,
     references,
@@ -31,7 +32,7 @@ def black_box_examples(
     settings: PromptSettings,
     demonstrations: Iterator[Sequence[Demonstration]],
     *,
-    persistent: frozenset[str],
+    knowledge: BlackBoxKnowledge,
     plain: bool,
 ) -> Iterator[Example]:
     """The examples of one trajectory, whose sheet holds the replies of the other recordings of its task.
@@ -49,7 +50,7 @@ def black_box_examples(
         note = None if plain else annotation.notes[position]
         bare = Random(derive_seed("bare", trajectory.id, position)).random() < _BARE
         for without_history in (False, True)[: 1 + bare]:
-            yield _example(trajectory, position, note, retrieved, settings, persistent, without_history)
+            yield _example(trajectory, position, note, retrieved, settings, knowledge, without_history)
 
 
 def _example(
@@ -58,17 +59,18 @@ def _example(
     note: Note | None,
     demonstrations: Sequence[Demonstration],
     settings: PromptSettings,
-    persistent: frozenset[str],
+    knowledge: BlackBoxKnowledge,
     without_history: bool,
 ) -> Example:
     step, history = trajectory.transitions[position], trajectory.transitions[:position]
     state, known = step.state.text, training_replies(trajectory, position)
     if without_history:  # as an imagined reply is asked for
         history = ()
-        state = trajectory.start.text if action_kind(step.action) in persistent else state
+        state = trajectory.start.text if action_kind(step.action) in knowledge.persistent else state
         recorded = recorded_replies(trajectory.sheet or WorldSheet(facts=()))
         known = [fact for fact in recorded if fact[2] != step.action]
-    selected = select(known, state, step.action)
+    counts = newest_counts(knowledge.counters, history, state)
+    selected = replace(select(known, state, step.action), counts=counts)
     named = references(selected, state, demonstrations[: settings.demonstrations])
     text = refer(step.outcome.next_state.text, named)
     return Example(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
@@ -34,6 +34,8 @@ _ELSEWHERE, _RELATED = 2, 3
 _PERSISTENT = 0.8
 """Share of equal replies in different states from which the replies to a kind of action are persistent."""
 _MIN_PAIRS = 5
+_MAX_COUNTS = 8
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 _FUTURE, _DROPPED = 0.5, 0.4
 
 
@@ -110,6 +112,8 @@ class Selected:
     related: tuple[Fact, ...] = ()
     elsewhere: tuple[Fact, ...] = ()
     here: Fact | None = None
+    counts: tuple[str, ...] = ()
+    """The newest value of each counter that the state does not show."""
 
     @property
     def known(self) -> bool:
@@ -141,7 +145,7 @@ def select(replies: Sequence[Fact], state: str, action: str) -> Selected:
 
 def _related(replies: Sequence[Fact], action: str) -> list[Fact]:
     """Replies to other actions by the rare words they share with this one, best first."""
-    wanted = set(_words(action))
+    wanted = set(_words(action)[1:])  # the first word is the verb, which says little about what is meant
     others: dict[tuple[str, str], tuple[Fact, set[str]]] = {}
     for fact in replies:
         if fact[2] != action:
@@ -158,7 +162,7 @@ def _related(replies: Sequence[Fact], action: str) -> list[Fact]:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+    return _WORD.findall(text)
 
 
 def training_replies(trajectory: Trajectory, position: int) -> list[Fact]:
@@ -201,6 +205,37 @@ def persistent_kinds(trajectories: Iterable[Trajectory]) -> frozenset[str]:
     return frozenset(
         kind for kind, count in pairs.items() if count >= _MIN_PAIRS and equal[kind] >= _PERSISTENT * count
     )
+
+
+def counter_forms(trajectories: Iterable[Trajectory]) -> frozenset[str]:
+    """Sentences whose numbers change within episodes, with ``#`` for each number: counters."""
+    changing: Counter[str] = Counter()
+    for trajectory in trajectories:
+        values: dict[str, set[str]] = {}
+        for text in (
+            trajectory.start.text,
+            *(step.outcome.next_state.text for step in trajectory.transitions),
+        ):
+            for sentence in _sentences(text):
+                values.setdefault(_NUMBER.sub("#", sentence), set()).add(sentence)
+        changing.update(form for form, seen in values.items() if "#" in form and len(seen) > 1)
+    return frozenset(form for form, count in changing.items() if count >= _MIN_PAIRS)
+
+
+def newest_counts(forms: Collection[str], history: Sequence[Transition], state: str) -> tuple[str, ...]:
+    """The newest sentence of each of these forms in an episode, without those that the state shows."""
+    shown = {_NUMBER.sub("#", sentence) for sentence in _sentences(state)}
+    found: dict[str, str] = {}
+    for past in reversed(history):
+        for sentence in _sentences(past.state.text):
+            form = _NUMBER.sub("#", sentence)
+            if form in forms and form not in shown:
+                found.setdefault(form, sentence)
+    return tuple(sorted(found.values()))[:_MAX_COUNTS]
+
+
+def _sentences(text: str) -> list[str]:
+    return [part for part in map(str.strip, _SENTENCE.split(text)) if part]
 
 
 def references(selected: Selected, state: str, demonstrations: Sequence[Demonstration]) -> dict[str, str]:

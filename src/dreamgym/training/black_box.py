@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import DataError, EpisodeFailedError
 from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowledge
 from dreamgym.experience.dataset import held_out
-from dreamgym.experience.known_replies import persistent_kinds, with_known_replies
+from dreamgym.experience.known_replies import counter_forms, persistent_kinds, with_known_replies
 from dreamgym.experience.support import Evidence, Support, fit_support, kinds_seen
 from dreamgym.files import write_text
 from dreamgym.protocols import Retriever
@@ -50,26 +51,29 @@ async def write_knowledge(
     """Mine the recordings and fit the support score of the fine-tuned model in `folder`."""
     from dreamgym.training.experience_loading import OWN_BUFFER
 
-    seen = kinds_seen(recorded)
-    knowledge = BlackBoxKnowledge(
-        persistent=persistent_kinds(recorded), support=Support(seen=seen), refusal=refusal_text(recorded)
-    )
+    knowledge = mine_knowledge(recorded)
     _write(knowledge, folder, {})
     if retriever is not None or not (folder / OWN_BUFFER).exists():
         found = await _predictions(config, recorded, folder, knowledge, retriever)
     else:
         with ReplayBuffer.open_configured(folder / OWN_BUFFER, config.replay, read_only=True) as buffer:
             found = await _predictions(config, recorded, folder, knowledge, buffer)
-    support = fit_support(found, seen)
+    support = fit_support(found, knowledge.support.seen)
     measured = {
         "held_out": len(found),
         "exact": sum(ok for _, ok in found) / len(found) if found else None,
         "supported": [_measure(support, found, bound) for bound in (0.25, 0.5, 0.75, 0.9)],
     }
-    _write(
-        BlackBoxKnowledge(persistent=knowledge.persistent, support=support, refusal=knowledge.refusal),
-        folder,
-        measured,
+    _write(replace(knowledge, support=support), folder, measured)
+
+
+def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
+    """What the recordings say without a model."""
+    return BlackBoxKnowledge(
+        persistent=persistent_kinds(recorded),
+        counters=counter_forms(recorded),
+        support=Support(seen=kinds_seen(recorded)),
+        refusal=refusal_text(recorded),
     )
 
 
@@ -151,6 +155,7 @@ def refusal_text(recorded: Sequence[Trajectory]) -> str:
 def _write(knowledge: BlackBoxKnowledge, folder: Path, measured: dict[str, Any]) -> None:
     stored = {
         "persistent": sorted(knowledge.persistent),
+        "counters": sorted(knowledge.counters),
         "refusal": knowledge.refusal,
         "weights": list(knowledge.support.weights),
         "seen": dict(sorted(knowledge.support.seen.items())),
@@ -165,6 +170,7 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
         stored = json.loads(path.read_text(encoding="utf-8"))
         return BlackBoxKnowledge(
             persistent=frozenset(map(str, stored["persistent"])),
+            counters=frozenset(map(str, stored["counters"])),
             refusal=str(stored["refusal"]),
             support=Support(
                 weights=tuple(map(float, stored["weights"])),

@@ -13,14 +13,14 @@ from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.experience.black_box_examples import black_box_examples
 from dreamgym.experience.dataset import Example, examples, held_out, limit_repeats, oversample, variations
 from dreamgym.experience.exchangeable import exchangeable_words
-from dreamgym.experience.known_replies import persistent_kinds, with_known_replies
+from dreamgym.experience.known_replies import with_known_replies
 from dreamgym.experience.recorded_rules import RULES_FILE, mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.annotators import PLAIN, annotated
-from dreamgym.training.black_box import resolve_facts, write_knowledge
+from dreamgym.training.black_box import mine_knowledge, resolve_facts, write_knowledge
 from dreamgym.training.experience_loading import OWN_BUFFER, prompt_settings
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.training.fine_tuning import FineTuning, OnProgress, Progress
@@ -146,7 +146,7 @@ async def _examples(
     make = None
     if black_box:
         plain = annotator.name == PLAIN
-        make = partial(black_box_examples, persistent=persistent_kinds(found), plain=plain)
+        make = partial(black_box_examples, knowledge=mine_knowledge(found), plain=plain)
     validating = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])
     async for example in examples(recorded, annotator, settings=settings, retriever=retriever, make=make):
