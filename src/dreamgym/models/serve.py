@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from dreamgym.data.schema import explain
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.models.schema_choices import schema_choices
 from dreamgym.protocols import LanguageModel
@@ -105,10 +106,7 @@ def model_app(
             work = (chat if is_chat else plain).complete(body.request(chat=is_chat))
             completion = await _unless_disconnected(request, work)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-            raise HTTPException(
-                400, f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
-            ) from None
+            raise HTTPException(400, explain(error)) from None
         except ConfigError as error:
             raise HTTPException(400, str(error)) from None
         except TimeoutError:
