@@ -25,10 +25,11 @@ from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.model import VIOLATION, ModelVerdict, ReasoningExperienceModel, make_prediction
 from dreamgym.experience.prompt_formats import JsonFormat
 from dreamgym.experience.prompted import PromptedExperienceModel
-from dreamgym.experience.recorded_rules import RecordedRules, RecordedStep, mine_rules
+from dreamgym.experience.recorded_rules import RecordedRules
 from dreamgym.experience.reply_format import ParsedReply, PromptSettings, prompt, prompt_facts
 from dreamgym.experience.rewards import EvidenceJudge, SheetCheck
 from dreamgym.experience.rubric_judge import RubricJudge
+from dreamgym.experience.rule_mining import RecordedStep, mine_rules
 from dreamgym.experience.world_sheet import apply_change, violation
 from dreamgym.protocols import ExperienceModel
 from dreamgym.structured import quote, quote_action

@@ -273,7 +273,7 @@ def _closeness(dream: Replay) -> float:
     """How close an imagined episode came to a success: its reward, the accepted actions that changed
     something, and how unsure its last refusal was; an episode that ended is further away."""
     refused = [outcome for outcome in dream.outcomes if outcome.info.get("refused")]
-    changed = sum(outcome.info.get("change", Change()) != Change() for outcome in dream.outcomes)
+    changed = sum(bool(outcome.info.get("change", Change()) != Change()) for outcome in dream.outcomes)
     doubt = 1 - (refused[-1].confidence or 0.0) if refused else 0.0
     ended = any(outcome.terminated for outcome in dream.outcomes)
     return 10 * dream.total_reward + changed / 5 + doubt - ended

@@ -1,50 +1,32 @@
 """What recorded transitions prove about actions: which facts each kind of action changes, and which facts
 held whenever it was accepted.
 
-A kind of action is its text with a slot for every name on the world sheet: ``take @0 from @1``. A condition
-is kept if no accepted action of its kind contradicts it and at least one refused action does. An imagined
+A kind of action is its text with a slot for every name on the world sheet: ``take @0 from @1``. An imagined
 change that contradicts the rules is refused (`world_sheet.violation`), so a policy gains nothing by it.
+`rule_mining` mines them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from dreamgym.experience.world_sheet import apply_change, names_of
+from dreamgym.experience.world_sheet import names_of
 from dreamgym.files import atomic_write
-from dreamgym.protocols import Annotator
-from dreamgym.types import Change, Fact, Trajectory, WorldSheet
+from dreamgym.types import Change, Fact, WorldSheet
 
 RULES_FILE = "rules.json"
-_MIN_ACCEPTED = 20
-"""Accepted observations that a condition needs."""
-_MAX_CHANCE = 0.01
-"""Probability that a condition is none: that by chance only refused actions break it."""
-_COMMON = 0.9
-"""A name in this share of the sheets is a constant."""
 _SELF, _OTHER, _LINKED = "?", "*", "linked"
 
 Pattern: TypeAlias = tuple[str, ...]
 """A fact about one object: ``?`` is the object, ``@0`` a name in the action, ``*`` any other name."""
 Effect: TypeAlias = tuple[str, ...]
 """A sign, a predicate and arguments as in a pattern."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedStep:
-    """One recorded action with the facts before it."""
-
-    facts: tuple[Fact, ...]
-    action: str
-    change: Change
-    refused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +83,11 @@ class RecordedRules:
         if kind is None:
             return f"no action like {shape!r} was accepted in the recordings"
         known = names_of(sheet.facts)
-        unseen = [each for each in _effects(change, names, self.constants, known) if each not in kind.effects]
+        found = effects_of(change, names, self.constants, known)
+        unseen = [each for each in found if kind.effects.isdisjoint((each, *variants_of(each)))]
         if unseen:
             return f"{shape!r} never had the effect {' '.join(unseen[0])!r} in the recordings"
-        objects = _Objects(sheet.facts, names, self.constants)
+        objects = Objects(sheet.facts, names, self.constants)
         broken = next((each for each in kind.conditions if not objects.satisfy(each)), None)
         return None if broken is None else f"{shape!r}: {broken}"
 
@@ -188,7 +171,7 @@ def _spelt(pattern: Pattern) -> str:
     return f"`{' '.join(pattern)}`"
 
 
-def _effects(
+def effects_of(
     change: Change, names: Sequence[str], constants: Collection[str], known: Collection[str]
 ) -> Iterator[Effect]:
     def argument(name: str) -> str:
@@ -201,15 +184,24 @@ def _effects(
             yield (sign, predicate, *map(argument, arguments))
 
 
-class _Objects:
+def variants_of(effect: Effect) -> Iterator[Effect]:
+    """The effect with any name in place of one of its constants."""
+    for place in range(2, len(effect)):
+        if effect[place][0] != "@":
+            yield (*effect[:place], _OTHER, *effect[place + 1 :])
+
+
+class Objects:
     """The patterns that hold of each object before an action."""
 
-    def __init__(self, facts: Iterable[Fact], names: Sequence[str], constants: Set[str]) -> None:
+    def __init__(self, facts: Iterable[Fact], names: Sequence[str], constants: frozenset[str]) -> None:
         self._names = names
         self._constants = constants
         self._facts: dict[str, list[Fact]] = {}
+        wanted = constants.union(names)
         for fact in facts:
-            for name in set(fact[1:]):
+            # With slots only their objects matter, and what constants are related to.
+            for name in () if names and wanted.isdisjoint(fact) else set(fact[1:]):
                 self._facts.setdefault(name, []).append(fact)
         self._patterns: dict[str, frozenset[Pattern]] = {}
 
@@ -253,124 +245,3 @@ class _Objects:
         for other, *arguments in self._facts.get(shared, ()):
             if len(arguments) == 2 and arguments[1] == shared and arguments[0] in self._constants - {thing}:
                 yield (predicate, _SELF, other, arguments[0])
-
-
-async def recorded_steps(
-    trajectories: Iterable[Trajectory], annotator: Annotator, refusals: Collection[str]
-) -> AsyncIterator[RecordedStep]:
-    """The steps of trajectories whose environment disclosed its facts, kept current by the annotator."""
-    for trajectory in trajectories:
-        if trajectory.sheet is None:
-            continue
-        sheet, annotation = trajectory.sheet, await annotator.annotate(trajectory)
-        for transition, note in zip(trajectory.transitions, annotation.notes, strict=True):
-            refused = transition.outcome.next_state.text in refusals
-            yield RecordedStep(
-                facts=sheet.facts, action=transition.action, change=note.change, refused=refused
-            )
-            sheet = apply_change(sheet, note.change)
-
-
-def mine_rules(steps: Iterable[RecordedStep], *, actor: str | None = None) -> RecordedRules:
-    """The rules that recorded steps prove."""
-    found = list(steps)
-    constants = _constants(found, actor)
-    predicates: set[tuple[str, int]] = set()
-    new_names: set[str] = set()
-    shapes: dict[str, list[tuple[RecordedStep, tuple[str, ...]]]] = {}
-    for step in found:
-        shape, names = action_shape(step.facts, step.action)
-        shapes.setdefault(shape, []).append((step, names))
-        changed = (*step.change.ended, *step.change.begun)
-        predicates.update((fact[0], len(fact) - 1) for fact in (*step.facts, *changed))
-        new_names |= names_of(step.change.begun) - names_of(step.facts)
-    kinds = {
-        shape: ActionKind(
-            effects=frozenset(
-                effect
-                for step, names in seen
-                for effect in _effects(step.change, names, constants, names_of(step.facts))
-            ),
-            conditions=_conditions(seen, constants),
-        )
-        for shape, seen in shapes.items()
-        if not all(step.refused for step, _ in seen)
-    }
-    return RecordedRules(
-        predicates=frozenset(predicates),
-        constants=frozenset(constants),
-        new_names=frozenset(new_names),
-        kinds=kinds,
-    )
-
-
-def _constants(steps: Sequence[RecordedStep], actor: str | None) -> set[str]:
-    sheets = {step.facts for step in steps}
-    counts = Counter(name for facts in sheets for name in names_of(facts))
-    properties = {fact[0] for facts in sheets for fact in facts if len(fact) == 2}
-    common = {name for name, count in counts.items() if count >= _COMMON * len(sheets)}
-    return common | (properties & counts.keys()) | ({actor} if actor else set())
-
-
-def _conditions(
-    seen: Sequence[tuple[RecordedStep, tuple[str, ...]]], constants: Set[str]
-) -> tuple[Condition, ...]:
-    """The conditions that every accepted step meets and some refused step does not."""
-    if not any(step.refused for step, _ in seen):
-        return ()
-    places = tuple(f"@{number}" for number in range(len(seen[0][1]))) or ("",)
-    always: dict[tuple[str, Pattern | None], set[Pattern]] = {}
-    ever: dict[tuple[str, Pattern | None], set[Pattern]] = {}
-    support: Counter[tuple[str, Pattern | None]] = Counter()
-    objects = [(step.refused, _Objects(step.facts, names, constants)) for step, names in seen]
-    for refused, each in objects:
-        for where, given, patterns in () if refused else _roles(each, places):
-            support[where, given] += 1
-            always.setdefault((where, given), set(patterns)).intersection_update(patterns)
-            ever.setdefault((where, given), set()).update(patterns)
-    refusals = Counter(
-        role for refused, each in objects if refused for role in {role[:2] for role in _roles(each, places)}
-    )
-    broken: Counter[tuple[str, Pattern | None, Pattern, bool]] = Counter()
-    for refused, each in objects:
-        if refused:
-            broken.update(
-                {
-                    (where, given, needed, negated)
-                    for where, given, patterns in _roles(each, places)
-                    if support[where, given] >= _MIN_ACCEPTED
-                    for negated, wrong in (
-                        (False, always[where, given] - patterns),
-                        (True, patterns - ever[where, given]),
-                    )
-                    for needed in wrong
-                }
-            )
-    return tuple(
-        Condition(
-            where=where,
-            given=given,
-            needed=needed,
-            negated=negated,
-            accepted=support[where, given],
-            refused=count,
-        )
-        for (where, given, needed, negated), count in sorted(broken.items(), key=str)
-        if _by_chance(count, refusals[where, given], support[where, given]) < _MAX_CHANCE
-        and (given is None or (where, None, needed, negated) not in broken)
-    )
-
-
-def _by_chance(broken: int, refused: int, accepted: int) -> float:
-    """The probability that only refused actions break a condition if it does not matter."""
-    return (refused / (refused + accepted)) ** broken
-
-
-def _roles(
-    objects: _Objects, places: Sequence[str]
-) -> Iterator[tuple[str, Pattern | None, frozenset[Pattern]]]:
-    for where in places:
-        for patterns in objects.of(where):
-            if where:
-                yield where, None, patterns
-            yield from ((where, given, patterns) for given in patterns)

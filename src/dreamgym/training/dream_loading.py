@@ -17,7 +17,8 @@ from dreamgym.envs.registry import environment_horizon
 from dreamgym.envs.synthetic import EpisodeStart, StartFor, SyntheticFactory
 from dreamgym.errors import ConfigError
 from dreamgym.experience.black_box import BlackBoxExperienceModel
-from dreamgym.experience.recorded_rules import RecordedRules, RecordedStep, mine_rules, recorded_steps
+from dreamgym.experience.recorded_rules import RecordedRules
+from dreamgym.experience.rule_mining import RecordedStep, mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import TaskCheck
 from dreamgym.models.registry import LanguageModels, names_language_model
 from dreamgym.protocols import ExperienceModel

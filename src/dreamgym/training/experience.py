@@ -14,7 +14,8 @@ from dreamgym.experience.black_box_examples import black_box_examples
 from dreamgym.experience.dataset import Example, examples, held_out, limit_repeats, oversample, variations
 from dreamgym.experience.exchangeable import exchangeable_words
 from dreamgym.experience.known_replies import with_known_replies
-from dreamgym.experience.recorded_rules import RULES_FILE, mine_rules, recorded_steps
+from dreamgym.experience.recorded_rules import RULES_FILE
+from dreamgym.experience.rule_mining import mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator, Retriever
