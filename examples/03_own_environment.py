@@ -50,7 +50,8 @@ async def main() -> None:
     await dg.collect(Vending, data, episodes=int(400 * SCALE))
     await dg.fine_tune(data, experience, environment=Vending, model=MODEL, steps=int(600 * SCALE))
     steps = {"warm_start_steps": int(100 * SCALE), "steps": int(30 * SCALE), "agent": {"model": MODEL}}
-    await dg.train(experience=experience, out=agent, environment=Vending, **steps)
+    # The dream is measured first; gate="refuse", the default, stops where it is too wrong to train in.
+    await dg.train(experience=experience, out=agent, environment=Vending, gate="warn", **steps)
     for policy in (f"{agent}@0", agent):  # before and after training in the dream
         found = await dg.evaluate(dg.Agent.load(policy), Vending, split="test", episodes=int(200 * SCALE))
         print(policy, found.success)

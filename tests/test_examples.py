@@ -45,6 +45,7 @@ async def _fill(folder: Path) -> None:
         tasks_per_step=2,
         group_size=2,
         horizon=3,
+        gate="off",
         agent={"model": "nano", "max_tokens": 8},
     )
 

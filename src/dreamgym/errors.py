@@ -97,5 +97,20 @@ class TrainingCollapsedError(DreamGymError):
     """Training has not improved the policy for too long; the best policy is kept."""
 
 
+class DreamExploitedError(TrainingCollapsedError):
+    """Success in the dream rises and success that is supported, or real, does not; the run is saved."""
+
+    def __init__(self, message: str, *, since: int) -> None:
+        super().__init__(message)
+        self.since = since
+        """Training steps before the first sign."""
+
+
+class DreamRefusedError(DreamGymError):
+    """The dream is too wrong or too forgiving to train in; raised before the first update."""
+
+    exit_code = 9
+
+
 class EpisodeOverError(DreamGymError):
     """A method was called outside the episode (before `start`, after its end): a bug of the caller."""

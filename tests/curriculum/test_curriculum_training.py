@@ -48,6 +48,7 @@ SMALL = [
     "train.tasks_per_step=4",
     "train.group_size=4",
     "train.monitors=off",
+    "train.gate=off",
     "curriculum.every=2",
     "curriculum.generated_fraction=0.5",
 ]

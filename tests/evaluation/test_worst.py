@@ -71,7 +71,7 @@ def test_one_wrong_reply_of_one_is_not_worse_than_many() -> None:
 @pytest.mark.parametrize(
     ("records", "changes", "expected"),
     [
-        ([record("press", REFUSED, "You take the nuts.")], {}, "collect --env machine --policy random"),
+        ([record("press", REFUSED, "You take the nuts.")], {}, "collect --env machine --policy explore"),
         ([record("press", "Nothing.", "Nuts!", success=True)], {}, "its failures are not known"),
         ([record("press", "Nothing.", "Nuts!", success=True)], {"policies": None}, "add traces of this kind"),
         ([record("press", "Nothing.", None)], {}, "fine-tune longer (experience.steps, 100 now)"),

@@ -13,7 +13,8 @@ from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.errors import ConfigError
 from dreamgym.rollouts import run_episode
 from dreamgym.training.run_dir import RunDir
-from dreamgym.training.trainer import check, train
+from dreamgym.training.settings_check import check
+from dreamgym.training.trainer import train
 from dreamgym.types import Trajectory
 from tests.training.training_run import FACTORY, record, settings
 

@@ -25,7 +25,7 @@ from dreamgym.training.experience_loading import (
     make_grader,
     open_prompted_model,
 )
-from dreamgym.training.trainer import check
+from dreamgym.training.settings_check import check
 from tests.scripted_server import ScriptedServer
 
 EPISODE = next(iter(islice(read_trajectories(builtin_dataset()), 1)))

@@ -31,7 +31,7 @@ from dreamgym.training.trainer import Progress, train
 from tests.training import corridor_server, training_run
 from tests.training.training_run import record, run, settings
 
-SHORT = ("train.mode=dream", "train.warm_start_steps=40", "train.checkpoint_every=3")
+SHORT = ("train.mode=dream", "train.warm_start_steps=40", "train.checkpoint_every=3", "train.gate=off")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,13 @@ import pytest
 
 from dreamgym.config import TrainConfig
 from dreamgym.envs.synthetic import UNREADABLE, SyntheticEnvironment
-from dreamgym.errors import ConfigError, DataError, EpisodeFailedError, TrainingCollapsedError
+from dreamgym.errors import (
+    ConfigError,
+    DataError,
+    DreamExploitedError,
+    EpisodeFailedError,
+    TrainingCollapsedError,
+)
 from dreamgym.testing import CorridorFactory
 from dreamgym.training.dream import RecordedStarts
 from dreamgym.training.metrics import MetricsLog, read_metrics
@@ -219,3 +225,49 @@ def test_recombined_worlds_differ_by_seed_and_a_group_shares_one() -> None:
     kept = never(recorded[0].task, 0)
     assert kept is not None
     assert kept.sheet == recorded[0].sheet, "where no new world will do, the old one does"
+
+
+def success(dream: float, supported: float, step: int = 0) -> dict[str, Any]:
+    return {"success": dream, "supported_success": supported, "step": step, "return_mean": dream}
+
+
+def test_success_that_rises_without_support_is_warned_of_then_stops_the_run_with_a_typed_reason() -> None:
+    monitors = Monitors(TrainConfig(monitor_patience=3))
+    assert not watched(monitors, *[success(0.2, 0.2, step) for step in range(5)])
+    rising = [success(0.9, 0.2, step) for step in range(5, 12)]
+    (warning,) = watched(monitors, *rising)
+    assert warning.startswith(
+        "success in the dream rises, and success that is supported does not for 3 steps"
+    )
+    with pytest.raises(DreamExploitedError, match=r"since step 5: .* use an earlier policy") as stopped:
+        monitors.check()
+    assert stopped.value.since == 5
+    kept = Monitors(TrainConfig(monitor_patience=3))
+    kept.load_state_dict(json.loads(json.dumps(monitors.state_dict())))
+    assert kept.state_dict() == monitors.state_dict()
+
+
+def test_success_that_rises_with_support_or_says_nothing_of_it_goes_on() -> None:
+    monitors = Monitors(TrainConfig(monitor_patience=2))
+    rows = [success(0.2 + 0.03 * step, 0.15 + 0.02 * step, step) for step in range(25)]
+    unknown = [{"success": row["success"]} for row in rows]
+    for row in [*rows, *unknown]:
+        assert not watched(monitors, row)
+        monitors.check()
+
+
+def test_success_that_audits_do_not_find_is_warned_of_and_the_second_such_audit_stops_the_run() -> None:
+    def audit(step: int, real: float | None) -> dict[str, Any]:
+        return {"step": step, "successes": {"value": real, "count": 10}}
+
+    monitors = Monitors(TrainConfig())
+    assert monitors.watch_audit(audit(10, 0.8), 0.3) == []
+    assert monitors.watch_audit(audit(20, 0.7), 0.5) == [], "real success rises too"
+    assert monitors.watch_audit(audit(30, None), 0.9) == []
+    (warning,) = monitors.watch_audit(audit(40, 0.2), 0.9)
+    assert "2 of 10 are real" in warning
+    monitors.check()
+    monitors.watch_audit(audit(50, 0.1), 0.95)
+    with pytest.raises(DreamExploitedError) as stopped:
+        monitors.check()
+    assert stopped.value.since == 39

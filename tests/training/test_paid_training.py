@@ -19,7 +19,7 @@ from tests.chaos import ChaosPlan, ChaosProxy
 from tests.models.scripted_endpoint import Served, served
 from tests.training.training_run import FACTORY, CorridorDream, record, run, settings
 
-WORDS = ("train.mode=dream", "train.steps=3", "train.monitors=off")
+WORDS = ("train.mode=dream", "train.steps=3", "train.monitors=off", "train.gate=off")
 
 
 class AskingDream(CorridorDream):

@@ -33,6 +33,7 @@ WORDS = (
     "train.tasks_per_step=8",
     "train.group_size=16",
     "train.monitors=off",
+    "train.gate=off",
     "train.save_groups=8",
 )
 

@@ -65,7 +65,7 @@ def audit_command(
     if found.departures:
         shown = [
             (each.action, each.dreamt, each.real, "yes" if each.success else "no")
-            for each in found.departures
+            for each in found.departures[:10]
         ]
         title = "first differences"
         tables.append(console.table(title, "action", "dream", "real", "success in the dream", rows=shown))

@@ -62,7 +62,8 @@ def train_command(
         ),
     ] = None,
     real_steps: Annotated[
-        int | None, typer.Option(help="Budget of real environment steps; exceeded by at most one group.")
+        int | None,
+        typer.Option(help="Budget of real environment steps, never exceeded; in the dream, of its audits."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
     config: ConfigFile = None,
@@ -72,10 +73,11 @@ def train_command(
 ) -> None:
     """Train an agent: SFT on recorded successes, then GRPO or PPO. Run the command again to resume.
 
-    Environment, options and data come from the experience run; a mismatch is refused. In the dream no real
-    step is taken, unless train.evaluate_every asks for evaluations on a validation split; those are counted
-    separately. The run directory holds metrics.jsonl, policies, trajectories and summary.json; all settings
-    are in docs/guides/training.md.
+    Environment, options and data come from the experience run; a mismatch is refused. The dream is measured
+    on held-out recordings first, and refused if it is too wrong (train.gate). In the dream no real step is
+    taken, unless train.audit_every asks for audits or train.evaluate_every for evaluations on a validation
+    split; both are counted. The run directory holds metrics.jsonl, policies, trajectories and summary.json;
+    all settings are in docs/guides/training.md.
 
     Examples:
 
@@ -101,7 +103,8 @@ def train_command(
     if data:
         overrides = [*(overrides or []), f"train.data={json.dumps(data)}"]
     resolved = _settings(sim_to_real, config, overrides, flags)
-    from dreamgym.training.trainer import check, resolve_settings, train
+    from dreamgym.training.settings_check import check, resolve_settings
+    from dreamgym.training.trainer import train
 
     resolved = resolve_settings(resolved)
     check(resolved)
@@ -158,6 +161,8 @@ def on_progress(bar: console.ProgressBar) -> OnProgress:
 
 def _note(row: dict[str, Any]) -> str:
     kind = row.get("kind")
+    if kind == "audit":
+        return f"{row['successes']['value'] or 0:.0%} of {row['successes']['count']} successes real"
     if kind == "train":
         return f"success {row['success']:.0%}, return {row['return_mean']:.2f}"
     if kind == "evaluation":

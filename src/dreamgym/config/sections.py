@@ -237,7 +237,9 @@ class TrainConfig(Section):
     tasks_from: Literal["data", "environment"] = Field("data", description="environment: needs mode real")
     num_tasks: int | None = Field(None, ge=1, description="number of training tasks; None for all")
     steps: int = Field(100, ge=0, description="training steps")
-    real_steps: int | None = Field(None, ge=1, description="stop after this many real environment steps")
+    real_steps: int | None = Field(
+        None, ge=1, description="budget of real environment steps, in the dream of its audits; never exceeded"
+    )
     seconds: float | None = Field(None, gt=0, description="stop after this many seconds of training")
     tasks_per_step: int = Field(8, ge=1)
     group_size: int = Field(8, ge=2, description="rollouts per task (the paper's n)")
@@ -250,6 +252,15 @@ class TrainConfig(Section):
     save_policy_every: int = Field(10, ge=1, description="steps between saved policies")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations in reality; 0: none")
     evaluate_episodes: int = Field(50, ge=1, description="of the validation split; they select a policy")
+    audit_every: int = Field(0, ge=0, description="steps between audits of the dream in reality; 0: none")
+    audit_steps: int = Field(200, ge=1, description="the most real environment steps of an audit")
+    gate: Literal["refuse", "warn", "off"] = Field(
+        "refuse", description="reaction to a dream that fails the measurement before training"
+    )
+    gate_exact: float = Field(
+        0.5, ge=0, le=1, description="least share of exact next states, overall and of each frequent action"
+    )
+    gate_false: float = Field(0.2, ge=0, le=1, description="largest share of false successes")
     monitors: Literal["stop", "warn", "off"] = Field("stop", description="reaction to a collapse")
     monitor_patience: int = Field(
         10, ge=1, description="bad steps before a warning; training stops after twice as many"

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dreamgym.errors import ConfigError
+from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.protocols import Environment, EnvironmentFactory
-from dreamgym.types import Outcome, State, Task
+from dreamgym.types import FailureKind, Outcome, State, Task
 
 
 class EnvironmentWrapper:
@@ -88,7 +88,8 @@ class _LimitedEnvironment(EnvironmentWrapper):
 
 
 class StepCounter(FactoryWrapper):
-    """Counts episodes and steps, including those of failed attempts."""
+    """Counts episodes and steps, including those of failed attempts. With a `limit`, the step after the last
+    one that it allows fails (`FailureKind.BUDGET`) and is not taken."""
 
     def __init__(self, inner: EnvironmentFactory, *, on_end: Callable[[], None] | None = None) -> None:
         """
@@ -99,6 +100,11 @@ class StepCounter(FactoryWrapper):
         self.on_end = on_end or (lambda: None)
         self.steps = 0
         self.episodes = 0
+        self.limit: int | None = None
+
+    def check(self) -> None:
+        if self.limit is not None and self.steps >= self.limit:
+            raise EpisodeFailedError(FailureKind.BUDGET, f"the budget of {self.limit} steps is used")
 
     def make(self, task: Task, *, seed: int = 0) -> Environment:
         return _CountedEnvironment(self.inner.make(task, seed=seed), self)
@@ -110,10 +116,12 @@ class _CountedEnvironment(EnvironmentWrapper):
         self._counter = counter
 
     async def start(self) -> State:
+        self._counter.check()
         self._counter.episodes += 1
         return await self.inner.start()
 
     async def step(self, action: str) -> Outcome:
+        self._counter.check()
         self._counter.steps += 1
         outcome = await self.inner.step(action)
         if outcome.over:

@@ -17,8 +17,6 @@ from dreamgym.evaluation.statistics import Estimate, share_of_episodes
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.types import Trajectory
 
-_EXAMPLES = 10
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
@@ -44,7 +42,7 @@ class Audit:
     by_verb: dict[str, int]
     """First differences by the first word of the action, most frequent first."""
     departures: tuple[Departure, ...]
-    """Examples."""
+    """The first difference of each episode that has one, those of successes first."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,20 +60,25 @@ async def audit(
     replays = await replay_in_reality(
         factory, [ActionList.of(each) for each in known], in_flight=in_flight, on_count=on_count
     )
+    return compare_replays(list(zip(known, replays, strict=True)), left_out=len(imagined) - len(known))
+
+
+def compare_replays(replayed: Sequence[tuple[Trajectory, Replay]], *, left_out: int = 0) -> Audit:
+    """Imagined episodes beside their replays in reality; `left_out` others could not be replayed."""
     pairs = [
         (dream, real)
-        for dream, real in zip(known, replays, strict=True)
+        for dream, real in replayed
         if real.failure is None and real.start is not None and real.start.text == dream.start.text
     ]
     parted = [departure for dream, real in pairs if (departure := _departure(dream, real)) is not None]
     verbs = Counter(each.action.partition(" ")[0] for each in parted)
     return Audit(
         episodes=len(pairs),
-        left_out=len(imagined) - len(pairs),
+        left_out=left_out + len(replayed) - len(pairs),
         successes=share_of_episodes(real.success for dream, real in pairs if dream.success),
         faithful=share_of_episodes(_departure(dream, real) is None for dream, real in pairs),
         by_verb=dict(verbs.most_common()),
-        departures=tuple(sorted(parted, key=lambda each: not each.success)[:_EXAMPLES]),
+        departures=tuple(sorted(parted, key=lambda each: not each.success)),
     )
 
 

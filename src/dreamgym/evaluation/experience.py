@@ -18,6 +18,7 @@ from dreamgym.errors import ConfigError, DataError, MissingExtraError
 from dreamgym.evaluation.fidelity import Fidelity, OnStage, measure_fidelity, save_fidelity
 from dreamgym.evaluation.worst import AdviceSettings
 from dreamgym.experience.dataset import held_out
+from dreamgym.experience.known_replies import with_known_replies
 from dreamgym.experience.rubric_judge import RubricJudge
 from dreamgym.models.registry import names_language_model
 from dreamgym.models.usage import stage
@@ -70,6 +71,7 @@ def evaluate_experience(
         found, others = _held_out(name, found, config, log)
     if episodes is not None and len(found) > episodes:
         found = Random(config.seed).sample(found, episodes)
+    found = as_asked(found, experience_run(name, config))
     annotator = _annotator(name, config, annotations, log)
     with (
         asyncio.Runner() as runner,
@@ -95,6 +97,11 @@ def evaluate_experience(
     return save_fidelity(fidelity, folder, how)
 
 
+def as_asked(trajectories: Sequence[Trajectory], run: ExperienceRun) -> list[Trajectory]:
+    """The trajectories with the sheets that an experience model of this kind is asked with."""
+    return with_known_replies(trajectories) if run.experience.facts == "replies" else list(trajectories)
+
+
 def advice_settings(
     run: ExperienceRun, config: Config, recorded: Sequence[Trajectory], *, prompted: bool
 ) -> AdviceSettings:
@@ -108,6 +115,7 @@ def advice_settings(
         exchange_numbers=not prompted and run.experience.exchange_numbers,
         history=settings.history,
         text_limit=settings.text_limit,
+        sheet=settings.sheet,
         steps=run.experience.steps,
         recorded=[(each.id, turn.action) for each in recorded for turn in each.transitions],
         refusals=run.refusals,
@@ -115,7 +123,7 @@ def advice_settings(
         if known_environment(name) is None
         else ("noisy:0.5", "clumsy:0.5")
         if by_expert
-        else ("random", "random"),
+        else ("explore", "explore"),
     )
 
 

@@ -19,7 +19,7 @@ from dreamgym.evaluation.async_map import OnCount, ask_all
 from dreamgym.evaluation.statistics import Estimate, auroc, calibration_error, mean_of_steps, share_of_steps
 from dreamgym.experience.world_sheet import apply_change, with_sheet
 from dreamgym.protocols import Annotator, ExperienceModel
-from dreamgym.types import Change, FailureKind, Outcome, Task, Trajectory, Transition, WorldSheet
+from dreamgym.types import Change, Fact, FailureKind, Outcome, Task, Trajectory, Transition, WorldSheet
 
 _NAME_LIKE = re.compile(r"\b[a-z]+ \d+\b")
 
@@ -46,6 +46,8 @@ class StepRecord:
     action: str
     state: str = ""
     """Before the action."""
+    facts: tuple[Fact, ...] = ()
+    """Of the world sheet before the action."""
     real: Outcome
     predicted: Outcome | None
     failure: FailureKind | None = None
@@ -56,6 +58,11 @@ class StepRecord:
     @property
     def exact(self) -> bool:
         return self.predicted is not None and self.predicted.next_state.text == self.real.next_state.text
+
+    @property
+    def right(self) -> bool:
+        """The text is exact, and no success is invented."""
+        return self.exact and not self.false_success
 
     @property
     def false_success(self) -> bool:
@@ -252,6 +259,7 @@ def _record(question: StepQuestion, predicted: Outcome | None, failure: FailureK
         trajectory_id=question.trajectory_id,
         action=step.action,
         state=step.state.text,
+        facts=question.sheet.facts,
         real=step.outcome,
         predicted=predicted,
         failure=failure,

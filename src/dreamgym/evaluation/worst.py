@@ -110,11 +110,12 @@ class AdviceSettings:
     exchange_numbers: bool = False
     history: int = 1
     text_limit: int = 64
+    sheet: bool = True
     steps: int = 0
     recorded: Sequence[tuple[str, str]] = ()
     """The actions that it learnt from, each with the id of its episode; empty if they are unknown."""
     refusals: Collection[str] = ()
-    policies: tuple[str, str] | None = ("random", "random")
+    policies: tuple[str, str] | None = ("explore", "explore")
     """Policies that record more of all actions, and more failures; None if it cannot be played here."""
 
     @property
@@ -129,6 +130,8 @@ class WorstKind:
     kind: str
     exact: Estimate
     """Share of next states that are word for word right."""
+    right: Estimate
+    """Share of these that are also no false success."""
     wrong: int
     false_successes: int
     """Success predicted where the record has none."""
@@ -144,8 +147,9 @@ class WorstKind:
 
     def __str__(self) -> str:
         share, example = self.exact.value or 0.0, self.example
+        invented = f", {self.false_successes} false successes" if self.false_successes else ""
         return (
-            f"`{self.kind}`: {share:.0%} of {self.exact.count} replies exact; expected "
+            f"`{self.kind}`: {share:.0%} of {self.exact.count} replies exact{invented}; expected "
             f"{example['expected']!r}, predicted {example['predicted']!r}; {self.advice}"
         )
 
@@ -215,10 +219,10 @@ def _ranked(
     found = [
         _worst(kind, some, recorded, ambiguous, settings)
         for kind, some in by_kind.items()
-        if not all(each.exact for each in some)
+        if not all(each.right for each in some)
     ]
     # By the share of wrong replies that is certain: one wrong reply of one is no evidence.
-    return tuple(sorted(found, key=lambda each: (each.exact.high or 0.0, -each.wrong, each.kind)))
+    return tuple(sorted(found, key=lambda each: (each.right.high or 0.0, -each.wrong, each.kind)))
 
 
 def _worst(
@@ -228,7 +232,7 @@ def _worst(
     ambiguous: dict[Hashable, str],
     settings: AdviceSettings,
 ) -> WorstKind:
-    wrong = [each for each in records if not each.exact]
+    wrong = [each for each in records if not each.right]
     causes = Counter(_cause(each, ambiguous, settings) for each in wrong)
     cause = causes.most_common(1)[0][0]
     seen = None if recorded is None else recorded[kind]
@@ -236,6 +240,7 @@ def _worst(
     return WorstKind(
         kind=kind,
         exact=share_of_steps((each.trajectory_id, each.exact) for each in records),
+        right=share_of_steps((each.trajectory_id, each.right) for each in records),
         wrong=len(wrong),
         false_successes=sum(each.false_success for each in records),
         recorded=seen,
@@ -274,7 +279,7 @@ def _cause(record: StepRecord, ambiguous: dict[Hashable, str], settings: AdviceS
 
 
 def _visible(record: StepRecord, settings: AdviceSettings) -> Hashable:
-    return record.state[: settings.text_limit], record.action
+    return record.state[: settings.text_limit], record.action, record.facts if settings.sheet else ()
 
 
 def _ambiguous(records: Sequence[StepRecord], settings: AdviceSettings) -> dict[Hashable, str]:

@@ -80,6 +80,8 @@ class Plan:
         # The agent starts from the experience model's weights, which know the environment's language.
         values["agent"]["model"] = f"hf:{out / 'experience' / 'model'}"
         values["train"] |= {"out": str(out / "agent"), "experience": str(out / "experience")}
+        if minutes < USUAL_MINUTES:  # a short fine-tuning shows the loop, not a good dream
+            values["train"]["gate"] = "warn"
         return cls(
             out=out,
             minutes=minutes,

@@ -61,9 +61,7 @@ async def fine_tune(
         run = run.model_copy(update={"actor": actor})
         run.check_resumes(folder)
         training, validation = await _make_examples(config, recorded, annotator, actor, retriever, folder)
-        names = list(spec.exchangeable) if spec is not None else []
-        if config.experience.facts == "replies":
-            names = exchangeable_words(recorded) if config.experience.exchange_names else []
+        names = exchangeable_names(config, recorded)
         fine_tuning = _fine_tuning(config, training, validation, folder, names)
         fine_tuning.resume()  # before writing: a run that is refused stays as it was
         run.with_data(folder, _written(recorded, folder) if data is None else data).write(folder)
@@ -73,6 +71,14 @@ async def fine_tune(
         if config.experience.facts == "replies":
             await write_knowledge(config, recorded, folder, retriever=retriever)
         return progress
+
+
+def exchangeable_names(config: Config, recorded: Sequence[Trajectory]) -> list[Collection[str]]:
+    """Groups of names that can replace one another, as the environment or the recordings tell."""
+    if config.experience.facts == "replies":
+        return [*exchangeable_words(recorded)] if config.experience.exchange_names else []
+    spec = known_environment(config.environment.name)
+    return list(spec.exchangeable) if spec is not None else []
 
 
 async def _write_rules(
@@ -126,20 +132,21 @@ async def _make_examples(
 ) -> tuple[list[Example], list[Example]]:
     """Training and validation examples."""
     if not config.replay.demonstrations(prompted=False) or retriever is not None:
-        return await _examples(config, recorded, annotator, actor, retriever)
+        return await split_examples(config, recorded, annotator, actor, retriever)
     with ReplayBuffer.open(folder / OWN_BUFFER, embedder=config.replay.embedder) as buffer:
         for trajectory in recorded:
             await buffer.add(trajectory)
-        return await _examples(config, recorded, annotator, actor, buffer)
+        return await split_examples(config, recorded, annotator, actor, buffer)
 
 
-async def _examples(
+async def split_examples(
     config: Config,
     recorded: Sequence[Trajectory],
     annotator: Annotator,
     actor: str | None,
     retriever: Retriever | None,
 ) -> tuple[list[Example], list[Example]]:
+    """Examples of tasks to fine-tune on, and of held-out ones."""
     k = config.replay.demonstrations(prompted=False)
     settings = prompt_settings(config.experience, k, actor, config.environment.name)
     found, black_box = annotated(recorded, annotator), config.experience.facts == "replies"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import BudgetSpentError, RolloutsFailingError
@@ -18,6 +18,7 @@ from dreamgym.models.usage import stage
 from dreamgym.protocols import Learner, TaskSource
 from dreamgym.rollouts import CircuitBreaker, GroupReport, GroupSettings, Origin, PolicyFactory, run_groups
 from dreamgym.seeding import derive_seed
+from dreamgym.training.audits import Audits
 from dreamgym.training.metrics import Row, train_row
 from dreamgym.training.monitors import Monitors
 from dreamgym.training.run_recorder import RunRecorder
@@ -42,6 +43,8 @@ class Loop:
     evaluate: Callable[[], Awaitable[Evaluation]] | None
     """In the real environment, on the validation split; None for no evaluation."""
     seed: int
+    audits: Audits | None = None
+    """None for no audits."""
     horizon: int | None = None
     """Actions after which the environment truncates an episode, if known."""
     refusals: tuple[str, ...] = ()
@@ -71,7 +74,7 @@ class Loop:
                         found = await self.evaluate()
                     row = recorder.record_evaluation(found, self.dream_success)
                     self.on_step(row, self.monitors.watch_gap(row))
-                if recorder.real_left == 0:
+                if recorder.real_left == 0 and config.mode == "real":
                     return f"{recorder.spent['real_steps']} real steps are used"
                 if recorder.out_of_time:
                     return f"{config.seconds:g} seconds of training are used"
@@ -88,6 +91,8 @@ class Loop:
     async def _step(self) -> None:
         recorder, number = self.recorder, self.recorder.done
         report = await self._rollouts(number)
+        if not report.groups and recorder.real_left == 0 and recorder.config.mode == "real":
+            return  # the budget ended within the only group
         if len(report.dropped) > 1 and not report.groups and self.groups.failure_limit < 1:
             return  # an outage, not one bad task: the same step again, until it works or the breaker raises
         began = time.perf_counter()
@@ -99,22 +104,40 @@ class Loop:
         recorder.spend("update_seconds", time.perf_counter() - began)
         row = train_row(number, report, update, refusals=self.refusals) | {"tasks": dict(recorded)}
         recorder.last_failure = row["last_failure"] or recorder.last_failure
+        warnings = self.monitors.watch(row)
+        audit = await self._audit(
+            report
+        )  # before the checkpoint: an interrupted one is repeated with its step
         recorder.consistent = True
         self.dream_success = row["success"] if self.origin().source == "synthetic" else None
-        warnings = self.monitors.watch(row)
+        if audit is not None:
+            warnings += self.monitors.watch_audit(audit, row["success"])
+            recorder.log.append(audit | {"spent": dict(recorder.spent)})
         await recorder.record_step(row, report.groups)
         self.on_step(row, warnings)
         self.monitors.check()
 
+    async def _audit(self, report: GroupReport) -> Row | None:
+        recorder, audits = self.recorder, self.audits
+        if audits is None or not audits.due(recorder.done) or recorder.real_left == 0:
+            return None
+        row = await audits.run(recorder.done, report.groups, recorder.real_left)
+        recorder.spent["real_steps"] = audits.real_steps
+        recorder.spend("audit_seconds", row["seconds"])
+        recorder.fresh += audits.fresh
+        return row
+
     async def _rollouts(self, number: int) -> GroupReport:
         recorder, before, began = self.recorder, self.factory.steps, time.perf_counter()
+        real = recorder.config.mode == "real" and recorder.real_left is not None
+        self.factory.limit = before + (recorder.real_left or 0) if real else None
         report = await run_groups(
             self.factory,
             self.make_policy,
             await self.tasks.sample(self._count()),
             name=f"{recorder.run_dir.path.name}-{number:06d}",
             seed=derive_seed(self.seed, "step", number),
-            settings=self.groups,
+            settings=replace(self.groups, size=self._group_size()),
             origin=self.origin(),
             breaker=self.breaker,
         )
@@ -124,10 +147,18 @@ class Loop:
 
     def _count(self) -> int:
         """Tasks of the next step: no more groups than the remaining real steps pay for at their longest, but
-        at least one. So a run exceeds its budget by less than one rollout group."""
+        at least one."""
         recorder, most = self.recorder, self.recorder.config.tasks_per_step
-        if recorder.real_left is None:
+        if recorder.real_left is None or recorder.config.mode != "real":
             return most
         if self.horizon is None:  # unknown: one group at a time
             return 1
         return max(1, min(most, recorder.real_left // (self.horizon * self.groups.size)))
+
+    def _group_size(self) -> int:
+        """Rollouts of each group; fewer where the remaining real steps do not pay for all at their longest.
+        The step that would exceed the budget is not taken: its group is dropped (`StepCounter.limit`)."""
+        left, size = self.recorder.real_left, self.groups.size
+        if left is None or self.horizon is None or self.recorder.config.mode != "real":
+            return size
+        return max(2, min(size, left // self.horizon))

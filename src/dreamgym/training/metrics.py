@@ -72,6 +72,7 @@ def train_row(
         "episodes": len(members),
         "turns": len(turns),
         "success": _share(sum(member.success for member in members), len(members)),
+        "supported_success": _share(sum(map(supported_success, members)), len(members)),
         "return_mean": _share(sum(member.total_reward for member in members), len(members)),
         "reward_entropy": _mean([reward_entropy(each) for each in returns]),
         "truncated_share": _share(sum(_truncated(member) for member in members), len(members)),
@@ -84,6 +85,13 @@ def train_row(
         "reply_tokens": _mean([float(length) for length in lengths]),
         "learner": {name: value for name, value in update.items() if name != "groups"},
     }
+
+
+def supported_success(trajectory: Trajectory) -> bool:
+    """Whether it succeeds, and what the experience model has seen supports every step."""
+    return trajectory.success and all(
+        turn.outcome.info.get("supported", True) for turn in trajectory.transitions
+    )
 
 
 def repeated_share(trajectory: Trajectory) -> float:

@@ -63,15 +63,26 @@ def load_model(
     texts = (example.prompt + example.reply for example in corpus)
     tokenizer = tiny.make_tokenizer(texts, vocab_size=settings.vocabulary)
     model = tiny.make_model(settings.model, tokenizer, family=settings.family, seed=seed)
-    groups = [tiny.number_tokens(tokenizer)] if settings.exchange_numbers else []
-    groups += [tiny.word_tokens(tokenizer, words) for words in names]
     return LoadedModel(
         model=model.to(find_device(settings.device, section="experience")),
         tokenizer=tokenizer,
         sft_rates=sft_rates(settings),
         precision="bf16" if settings.precision == "bf16" else "fp32",
-        exchangeable=tuple(map(tuple, groups)),
+        exchangeable=exchangeable_tokens(settings, tokenizer, names),
     )
+
+
+def exchangeable_tokens(
+    settings: ExperienceConfig, tokenizer: Any, names: Sequence[Collection[str]]
+) -> tuple[tuple[int, ...], ...]:
+    """Groups of tokens that are exchanged in the examples of a model from scratch; none if pretrained."""
+    from dreamgym.models import tiny
+
+    if settings.model.startswith(HF_PREFIX):
+        return ()
+    groups = [tiny.number_tokens(tokenizer)] if settings.exchange_numbers else []
+    groups += [tiny.word_tokens(tokenizer, words) for words in names]
+    return tuple(map(tuple, groups))
 
 
 def load_pretrained(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dreamgym.config import TrainConfig
-from dreamgym.errors import TrainingCollapsedError
+from dreamgym.errors import DreamExploitedError, TrainingCollapsedError
 from dreamgym.evaluation.sim_real_gap import gap_warning
 from dreamgym.types import JsonValue
 
@@ -18,6 +18,19 @@ MIN_ENTROPY = 0.05
 MAX_REPEATED = 0.8
 MAX_REFUSED = 0.9
 MAX_FAILED = 0.5
+EXPLOITED = "success in the dream rises, and success that is supported does not"
+UNREAL = "success in the dream rises, and the share that audits find in reality does not"
+_EXPLOITED_ADVICE = (
+    "the policy learns errors of the dream; use an earlier policy, mend the experience model, or audit more"
+)
+MIN_RISE = 0.15
+"""Of success in the dream, from which on the rise is compared."""
+MIN_FOLLOWED = 0.25
+"""Share of the rise that supported or audited success must follow."""
+_SMOOTHING = 0.3
+"""Weight of the newest step in the running means."""
+_FIRST_STEPS = 3
+"""Steps whose mean is the start that a rise is measured from."""
 
 Sign = Callable[[Mapping[str, Any], "Monitors"], bool]
 
@@ -31,6 +44,14 @@ class Monitors:
         self._action = config.monitors
         self._patience = config.monitor_patience
         self._bad: dict[str, int] = {}
+        self._since: dict[str, int] = {}
+        """The step at which a present sign began."""
+        self._steps = 0
+        self._first: tuple[float, float] = (0.0, 0.0)
+        """Mean success and supported success of the first steps."""
+        self._mean: tuple[float, float] = (0.0, 0.0)
+        """Running means of both."""
+        self._first_audit: tuple[float, float] | None = None
 
     def watch(self, row: Mapping[str, Any]) -> list[str]:
         """Warnings after this step."""
@@ -40,15 +61,60 @@ class Monitors:
         if self.first_entropy is None and entropy is not None:
             self.first_entropy = float(entropy)
         warnings = []
+        self._count_success(row)
         for name, (sign, advice) in _SIGNS.items():
             self._bad[name] = self._bad.get(name, 0) + 1 if sign(row, self) else 0
+            if self._bad[name] == 1:
+                self._since[name] = int(row.get("step", 0))
             if self._bad[name] == self._patience:
                 warnings.append(f"{name} for {self._bad[name]} steps: {advice}")
         return warnings
 
+    def _count_success(self, row: Mapping[str, Any]) -> None:
+        if "success" not in row:
+            return
+        now = (float(row["success"]), float(row.get("supported_success", row["success"])))
+        self._steps += 1
+        if self._steps <= _FIRST_STEPS:
+            self._first = self._mean = tuple(  # type: ignore[assignment]
+                old + (new - old) / self._steps for old, new in zip(self._first, now, strict=True)
+            )
+        else:
+            self._mean = tuple(  # type: ignore[assignment]
+                old + _SMOOTHING * (new - old) for old, new in zip(self._mean, now, strict=True)
+            )
+
+    @property
+    def exploited(self) -> bool:
+        return _rises_alone(self._first, self._mean)
+
+    def watch_audit(self, row: Mapping[str, Any], success: float) -> list[str]:
+        """Warnings after an audit: two in a row in which only success in the dream rises stop the run."""
+        real = row["successes"]["value"]
+        if self._action == "off" or real is None:
+            return []
+        now = (success, success * real)
+        if self._first_audit is None:
+            self._first_audit = now
+        if not _rises_alone(self._first_audit, now):
+            self._bad.pop(UNREAL, None)
+            return []
+        self._bad[UNREAL] = self._bad.get(UNREAL, 0) + 1
+        if self._bad[UNREAL] > 1:
+            return []
+        self._since[UNREAL] = int(row["step"]) - 1
+        n, k = row["successes"]["count"], round(real * row["successes"]["count"])
+        return [f"{UNREAL} ({k} of {n} are real): {_EXPLOITED_ADVICE}"]
+
     def check(self) -> None:
+        if self._action != "stop":
+            return
+        for name, limit in ((EXPLOITED, 2 * self._patience), (UNREAL, 2)):
+            if self._bad.get(name, 0) >= limit:
+                since = self._since.get(name, 0)
+                raise DreamExploitedError(f"{name}, since step {since}: {_EXPLOITED_ADVICE}", since=since)
         for name, steps in self._bad.items():
-            if steps >= 2 * self._patience and self._action == "stop":
+            if steps >= 2 * self._patience and name in _SIGNS:
                 raise TrainingCollapsedError(
                     f"{name} for {steps} steps: {_SIGNS[name][1]}; train.monitors=warn continues nevertheless"
                 )
@@ -59,11 +125,33 @@ class Monitors:
         return [] if warning is None else [warning]
 
     def state_dict(self) -> dict[str, JsonValue]:
-        return {"first_entropy": self.first_entropy, "bad": dict(self._bad)}
+        return {
+            "first_entropy": self.first_entropy,
+            "bad": dict(self._bad),
+            "since": dict(self._since),
+            "steps": self._steps,
+            "first": list(self._first),
+            "mean": list(self._mean),
+            "first_audit": None if self._first_audit is None else list(self._first_audit),
+        }
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         self.first_entropy = stored["first_entropy"]
-        self._bad = dict(stored["bad"])
+        self._bad, self._since = dict(stored["bad"]), dict(stored["since"])
+        self._steps = stored["steps"]
+        self._first, self._mean = tuple(stored["first"]), tuple(stored["mean"])
+        first = stored["first_audit"]
+        self._first_audit = None if first is None else tuple(first)
+
+
+def _rises_alone(before: tuple[float, float], now: tuple[float, float]) -> bool:
+    """Whether success in the dream has risen, and the other has not followed it.
+
+    >>> _rises_alone((0.2, 0.2), (0.8, 0.25)), _rises_alone((0.2, 0.2), (0.8, 0.7))
+    (True, False)
+    """
+    rise = now[0] - before[0]
+    return rise >= MIN_RISE and now[1] - before[1] < MIN_FOLLOWED * rise
 
 
 def _no_reward(row: Mapping[str, Any], _: Monitors) -> bool:
@@ -107,6 +195,7 @@ _SIGNS: dict[str, tuple[Sign, str]] = {
         lambda row, _: bool(row["failure_share"] > MAX_FAILED),
         "see `dropped` in the metrics: the experience model or the environment is broken",
     ),
+    EXPLOITED: (lambda _, monitors: monitors.exploited, _EXPLOITED_ADVICE),
     "replies cut off": (
         _truncated_replies,
         "they reach agent.max_tokens; the policy no longer ends its replies",

@@ -5,10 +5,13 @@ base/             the model before its first update, with its tokenizer
 warm_start.pt     state of the warm start
 checkpoint.pt     the newest state of everything, replaced atomically
 policies/         trainable weights at certain steps
+gate.json         the measurement of the dream before training
 metrics.jsonl     one row per step
 trajectories/     a few rollout groups of every step
 predictions.jsonl demonstrations and changes behind their steps
 replay.sqlite     the replay buffer, fresh transitions included
+audits.jsonl      real episodes of audits
+experience/       weights of the experience model after an audit
 policy/           the selected policy in the Hugging Face format
 summary.json      the result
 
@@ -38,6 +41,7 @@ _MAY_CHANGE = frozenset(
         *("train.retries", "train.save_policy_every", "train.save_groups", "train.monitors"),
         *("train.monitor_patience", "train.failure_pause_seconds"),
         *("train.evaluate_every", "train.evaluate_episodes"),
+        *("train.gate", "train.gate_exact", "train.gate_false", "train.audit_every", "train.audit_steps"),
     }
 )
 """Settings that may differ when a run resumes; sections that training does not use may differ too."""

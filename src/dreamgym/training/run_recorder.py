@@ -63,7 +63,7 @@ class RunRecorder:
     @property
     def real_left(self) -> int | None:
         """Real steps left in the budget; None without a budget."""
-        if self.config.mode != "real" or self.config.real_steps is None:
+        if self.config.real_steps is None:
             return None
         return max(0, self.config.real_steps - int(self.spent.get("real_steps", 0)))
 
@@ -109,7 +109,8 @@ class RunRecorder:
         self.done, self.episodes, self.spent = state["done"], state["episodes"], dict(state["spent"])
         self.evaluated, self.best = state["evaluated"], state["best"]
         for name, part in self.parts.items():
-            part.load_state_dict(state["parts"][name])
+            if name in state["parts"]:  # audits may begin when a run resumes
+                part.load_state_dict(state["parts"][name])
         self.fresh = [decode_trajectory(line) for line in state["fresh"]]
         if self.done % self.config.checkpoint_every == 0:
             await self.update_buffer()

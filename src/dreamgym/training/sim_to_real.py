@@ -34,6 +34,7 @@ def sim_to_real(
         "real_steps": real_steps,
         "out": str(out),
         "warm_start_steps": 0,
+        "audit_every": 0,
         # By default only the budget of real steps ends it.
         "steps": max(begun.train.steps, real_steps) if steps is None else steps,
     }

@@ -3,31 +3,32 @@ directory holds."""
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dreamgym.config import Config
+from dreamgym.config import Config, TrainConfig
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.registry import EnvironmentSpec, environment_horizon, open_environment
 from dreamgym.envs.synthetic import StartFor
-from dreamgym.errors import ConfigError
+from dreamgym.errors import ConfigError, DreamExploitedError
 from dreamgym.evaluation.evaluate import Evaluation, evaluate, validation_split
 from dreamgym.files import atomic_directory, write_text
-from dreamgym.models.registry import LanguageModels, check_language_model, names_language_model
+from dreamgym.models.registry import LanguageModels
 from dreamgym.models.usage import stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
 from dreamgym.rollouts import CircuitBreaker, GroupSettings, Origin
 from dreamgym.training.agent import BASE, Agent, make_agent, make_learner, same_policy
+from dreamgym.training.audit_setup import open_audits
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import train_dpo
 from dreamgym.training.dream_setup import EpisodeSource, open_episode_source
-from dreamgym.training.experience_loading import check_prompted_model, choose_grader
-from dreamgym.training.experience_run import inherit_settings, known_environment
+from dreamgym.training.gate import PracticeGate
 from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row, read_metrics
 from dreamgym.training.monitors import Monitors
@@ -35,6 +36,7 @@ from dreamgym.training.prediction_log import PREDICTIONS
 from dreamgym.training.run_dir import (
     EXPORT,
     METRICS,
+    SELECTED,
     SUMMARY,
     TRAJECTORIES,
     WARM_START,
@@ -44,9 +46,13 @@ from dreamgym.training.run_dir import (
     with_absolute_paths,
 )
 from dreamgym.training.run_recorder import RunRecorder, Stateful
+from dreamgym.training.settings_check import check, resolve_settings
 from dreamgym.training.uniform_tasks import UniformTasks
 from dreamgym.training.warm_start import seconds_of, warm_start
 from dreamgym.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from dreamgym.rl.policy_gradient import PolicyGradient
 
 MakeTaskSource = Callable[[Sequence[Task]], TaskSource]
 """Makes the task source from the seed tasks."""
@@ -59,7 +65,7 @@ class Progress:
     """The progress of a run, for a progress bar or a log."""
 
     stage: str
-    """``replay buffer``, ``warm start``, ``dpo`` or ``train``."""
+    """``replay buffer``, ``gate``, ``warm start``, ``dpo`` or ``train``."""
     done: int
     total: int
     """In steps; with a budget of real steps, in those."""
@@ -86,6 +92,10 @@ class _Run:
     start_for: StartFor | None
     """The starts of tasks that no trajectory holds; a curriculum sets it."""
     on_progress: OnProgress
+    gate: PracticeGate | None = None
+    """None for a real environment."""
+    exploited: DreamExploitedError | None = None
+    """Why the run was stopped."""
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -93,54 +103,6 @@ class _Run:
 
     def report(self, stage: str, done: int, total: int, row: Row | None = None) -> None:
         self.on_progress(Progress(stage=stage, done=done, total=total, row=row or {}))
-
-
-def resolve_settings(config: Config) -> Config:
-    """The settings with environment, options, data and horizon of the experience run, if they name one."""
-    name = config.train.experience
-    return config if name is None or config.train.mode != "dream" else inherit_settings(config, name)
-
-
-def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentSpec | None:
-    """Check the settings before anything starts; returns the environment's spec, if it is registered."""
-    chosen, name = config.train, config.environment.name
-    if not config.agent.temperature:
-        raise ConfigError("agent.temperature=0 leaves nothing to explore: training needs a value above 0")
-    spec = known_environment(name)
-    if config.learner.algorithm == "dpo" and chosen.evaluate_every:
-        raise ConfigError(
-            "train.evaluate_every selects among the policies of RL steps, learner.algorithm=dpo has none: "
-            "set it to 0 and evaluate the run afterwards"
-        )
-    if chosen.mode == "dream" and config.learner.algorithm != "dpo":
-        _check_dream(config, spec, has_experience_model)
-    generates(config, spec)
-    for source in chosen.data:
-        dataset_path(source)
-    return spec
-
-
-def _check_dream(config: Config, spec: EnvironmentSpec | None, has_experience_model: bool) -> None:
-    chosen, agent = config.train, config.agent
-    if chosen.experience is None and not has_experience_model:
-        raise ConfigError(
-            "expected train.experience: the run of an experience model (dreamgym experience train) or a "
-            "language model (endpoint:NAME, hf:NAME_OR_PATH); or set train.mode=real"
-        )
-    grader = choose_grader(chosen.reward, spec)
-    if chosen.experience is not None and names_language_model(chosen.experience):
-        check_prompted_model(chosen.experience, config, grader)
-    if names_language_model(grader):
-        check_language_model(grader, config)
-    if agent.enforce_actions or agent.show_actions != "never":
-        raise ConfigError(
-            "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the dream "
-            "does not have: turn them off, or set train.mode=real"
-        )
-    if chosen.tasks_from == "environment":
-        raise ConfigError("train.tasks_from=environment needs train.mode=real: a dream needs world sheets")
-    if chosen.real_steps is not None:
-        raise ConfigError("train.real_steps needs train.mode=real: the dream takes no real steps")
 
 
 async def train(
@@ -177,14 +139,17 @@ async def train(
                 recorder, ended = await _train_dpo(run, stack, agent)
             else:
                 recorder, ended = await _train_rl(run, stack, agent, make_tasks)
-            return _finish(run, agent, recorder, ended)
+            summary = _finish(run, agent, recorder, ended)
+            if run.exploited is not None:
+                raise run.exploited
+            return summary
 
 
 async def _train_rl(
     run: _Run, stack: AsyncExitStack, agent: Agent, make_tasks: MakeTaskSource | None
 ) -> tuple[RunRecorder, str]:
     config, chosen, run_dir = run.config, run.config.train, run.run_dir
-    if run.real is None and (chosen.mode == "real" or chosen.evaluate_every):
+    if run.real is None and (chosen.mode == "real" or chosen.evaluate_every or chosen.audit_every):
         run.real = open_environment(config.environment.name, config.environment.options)
         stack.push_async_callback(run.real.aclose)
     source = await open_episode_source(
@@ -196,22 +161,24 @@ async def _train_rl(
         on_row=lambda done, total: run.report("replay buffer", done, total),
     )
     await run.models.check_reachable()  # an error before the warm start, not after it
-    await _warm_start(run, agent)
+    await _gated_start(run, source, agent)
     learner = make_learner(config, agent, run.refusals)
     tasks = await _task_source(run, stack, source, make_tasks)
     monitors = Monitors(chosen, max_tokens=config.agent.max_tokens)
-    recorder = _recorder(
-        run, stack, agent, {"learner": learner, "tasks": tasks, "monitors": monitors}, source=source
-    )
+    parts: dict[str, Stateful] = {"learner": learner, "tasks": tasks, "monitors": monitors}
+    audits = None
+    if chosen.audit_every and run.real is not None:
+        parts["audits"] = audits = open_audits(config, run.real, source, run_dir, run.offline)
+        stack.callback(audits.close)
+    recorder = _recorder(run, stack, agent, parts, source=source)
     await recorder.resume()
+    if audits is not None:
+        recorder.spent["real_steps"] = audits.real_steps
     if (state := run_dir.load(WARM_START)) is not None:
         recorder.spent["warm_start_seconds"] = seconds_of(state)
-    dreaming = chosen.mode == "dream"
+    if recorder.best < 0:  # a run that goes on after it was stopped is not what was selected then
+        (run_dir.path / SELECTED).unlink(missing_ok=True)
     groups = _group_settings(config)
-
-    def on_step(row: Row, warnings: Sequence[str]) -> None:
-        run.on_progress(_step_progress(run, recorder, row, warnings))
-
     loop = Loop(
         tasks=tasks,
         factory=source.factory,
@@ -220,23 +187,65 @@ async def _train_rl(
         monitors=monitors,
         recorder=recorder,
         groups=groups,
-        breaker=CircuitBreaker(groups, lambda why: on_step({}, [why])),
-        origin=lambda: Origin(
-            source="synthetic" if dreaming else "real",
-            experience_model=chosen.experience if dreaming else None,
-            policy_version=learner.updates,
-        ),
+        breaker=CircuitBreaker(groups, lambda why: _on_step(run, recorder, {}, [why])),
+        origin=functools.partial(_origin, chosen, learner),
         evaluate=_validation(run, agent, run.real) if chosen.evaluate_every and run.real else None,
         seed=config.seed,
+        audits=audits,
         horizon=environment_horizon(run.spec, config.environment.options) or chosen.horizon,
         refusals=run.refusals,
-        on_step=on_step,
+        on_step=functools.partial(_on_step, run, recorder),
     )
-    on_step({}, [])
-    with stage("train"):
-        ended = await loop.run()
+    loop.on_step({}, [])
+    try:
+        with stage("train"):
+            ended = await loop.run()
+    except DreamExploitedError as error:
+        ended = _stop_exploited(run, recorder, error)
     await recorder.update_buffer()
     return recorder, ended
+
+
+def _origin(chosen: TrainConfig, learner: PolicyGradient) -> Origin:
+    dreaming = chosen.mode == "dream"
+    return Origin(
+        source="synthetic" if dreaming else "real",
+        experience_model=chosen.experience if dreaming else None,
+        policy_version=learner.updates,
+    )
+
+
+def _stop_exploited(run: _Run, recorder: RunRecorder, error: DreamExploitedError) -> str:
+    """Select the last policy before the dream was exploited, unless validation has selected one."""
+    step = max(saved for saved in run.run_dir.saved_policies() if saved <= error.since)
+    if recorder.best < 0:
+        run.run_dir.select_policy(step, {"exploited_since": error.since})
+    step = run.run_dir.selected_policy()
+    ended = f"{error}; {run.run_dir.path} stands for its policy of step {step}"
+    run.exploited = DreamExploitedError(
+        f"{ended}; train.monitors=warn continues nevertheless", since=error.since
+    )
+    return ended
+
+
+async def _gated_start(run: _Run, source: EpisodeSource, agent: Agent) -> None:
+    """The warm start, with the gate before and after it."""
+    if source.experience_model is None:
+        return await _warm_start(run, agent)
+
+    def warn(message: str) -> None:
+        run.on_progress(Progress(stage="gate", done=0, total=2, row={}, warnings=(message,)))
+
+    run.gate = gate = PracticeGate(
+        run.config, run.run_dir.path, run.offline, source.experience_model, warn=warn
+    )
+    run.report("gate", 0, 2)
+    await gate.check_dream()
+    run.report("gate", 1, 2)
+    await _warm_start(run, agent)
+    await gate.check_policy(source.factory, agent.policy_factory("gate"), source.tasks)
+    run.report("gate", 2, 2)
+    return None
 
 
 async def _train_dpo(run: _Run, stack: AsyncExitStack, agent: Agent) -> tuple[RunRecorder, str]:
@@ -353,19 +362,21 @@ def _validation(run: _Run, agent: Agent, real: EnvironmentFactory) -> Callable[[
     return validate
 
 
-def _step_progress(run: _Run, recorder: RunRecorder, row: Row, warnings: Sequence[str]) -> Progress:
+def _on_step(run: _Run, recorder: RunRecorder, row: Row, warnings: Sequence[str]) -> None:
     chosen = run.config.train
     done, total = recorder.done, chosen.steps
-    if chosen.real_steps is not None:
+    if chosen.real_steps is not None and chosen.mode == "real":
         total = chosen.real_steps
         done = min(total, int(recorder.spent.get("real_steps", 0)))
-    return Progress(
-        stage="train",
-        done=done,
-        total=total,
-        row=row,
-        warnings=tuple(warnings),
-        endpoints=run.models.usage.summary() if run.models.usage.rows else "",
+    run.on_progress(
+        Progress(
+            stage="train",
+            done=done,
+            total=total,
+            row=row,
+            warnings=tuple(warnings),
+            endpoints=run.models.usage.summary() if run.models.usage.rows else "",
+        )
     )
 
 
@@ -380,10 +391,15 @@ def _finish(run: _Run, agent: Agent, recorder: RunRecorder, ended: str) -> dict[
         "out": str(run_dir.path),
         "ended": ended,
         "steps": recorder.done,
+        "real_steps": int(recorder.spent.get("real_steps", 0)),
         "policy": selected,
         "policies": run_dir.saved_policies(),
         "spent": {name: round(amount, 2) for name, amount in recorder.spent.items()},
     }
+    if run.exploited is not None:
+        summary["stopped"] = {"reason": "exploited", "since": run.exploited.since}
+    if run.gate is not None:
+        summary["gate"] = run.gate.summary()
     if recent:
         summary["success"] = round(sum(recent) / len(recent), 4)
     if run.models.usage.rows:

@@ -1,0 +1,64 @@
+"""Checks the settings of a training run before anything starts."""
+
+from __future__ import annotations
+
+from dreamgym.config import Config
+from dreamgym.data.datasets import dataset_path
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.errors import ConfigError
+from dreamgym.models.registry import check_language_model, names_language_model
+from dreamgym.training.curriculum_setup import generates
+from dreamgym.training.experience_loading import check_prompted_model, choose_grader
+from dreamgym.training.experience_run import inherit_settings, known_environment
+
+
+def resolve_settings(config: Config) -> Config:
+    """The settings with environment, options, data and horizon of the experience run, if they name one."""
+    name = config.train.experience
+    return config if name is None or config.train.mode != "dream" else inherit_settings(config, name)
+
+
+def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentSpec | None:
+    """Check the settings before anything starts; returns the environment's spec, if it is registered."""
+    chosen, name = config.train, config.environment.name
+    if not config.agent.temperature:
+        raise ConfigError("agent.temperature=0 leaves nothing to explore: training needs a value above 0")
+    spec = known_environment(name)
+    if config.learner.algorithm == "dpo" and chosen.evaluate_every:
+        raise ConfigError(
+            "train.evaluate_every selects among the policies of RL steps, learner.algorithm=dpo has none: "
+            "set it to 0 and evaluate the run afterwards"
+        )
+    if chosen.mode == "dream" and config.learner.algorithm != "dpo":
+        _check_dream(config, spec, has_experience_model)
+    if chosen.mode == "real" and chosen.audit_every:
+        raise ConfigError("train.audit_every audits a dream: set it to 0, or set train.mode=dream")
+    generates(config, spec)
+    for source in chosen.data:
+        dataset_path(source)
+    return spec
+
+
+def _check_dream(config: Config, spec: EnvironmentSpec | None, has_experience_model: bool) -> None:
+    chosen, agent = config.train, config.agent
+    if chosen.experience is None and not has_experience_model:
+        raise ConfigError(
+            "expected train.experience: the run of an experience model (dreamgym experience train) or a "
+            "language model (endpoint:NAME, hf:NAME_OR_PATH); or set train.mode=real"
+        )
+    grader = choose_grader(chosen.reward, spec)
+    if chosen.experience is not None and names_language_model(chosen.experience):
+        check_prompted_model(chosen.experience, config, grader)
+    if names_language_model(grader):
+        check_language_model(grader, config)
+    if agent.enforce_actions or agent.show_actions != "never":
+        raise ConfigError(
+            "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the dream "
+            "does not have: turn them off, or set train.mode=real"
+        )
+    if chosen.tasks_from == "environment":
+        raise ConfigError("train.tasks_from=environment needs train.mode=real: a dream needs world sheets")
+    if chosen.real_steps is not None and not chosen.audit_every:
+        raise ConfigError(
+            "train.real_steps needs train.mode=real or train.audit_every: otherwise no real step is taken"
+        )
