@@ -24,6 +24,9 @@ from dreamgym.types import (
 UNREADABLE = "unreadable"
 """`reward_source` of an action that was refused because the experience model's reply did not parse."""
 
+UNSUPPORTED = "unsupported"
+"""`reward_source` of a prediction whose support score is below the bound."""
+
 
 class SyntheticEnvironment(Episode):
     """One imagined episode. It has a world sheet (`HasWorldSheet`) and no expert.
@@ -60,6 +63,8 @@ class SyntheticEnvironment(Episode):
         self._first = first
         self._unreadable = unreadable
         self._history: list[Transition] = []
+        self._doubtful = False
+        """A step that an experience model marked as `UNSUPPORTED` was part of the episode."""
         self._refused: dict[tuple[frozenset[Fact], str], Prediction] = {}
 
     async def _start(self) -> State:
@@ -70,6 +75,10 @@ class SyntheticEnvironment(Episode):
         prediction = await self._predict(self._state, action)
         outcome = prediction.outcome
         terminated = outcome.terminated or (prediction.refused and self._refusal_ends)
+        if outcome.reward_source == UNSUPPORTED and not prediction.refused:
+            self._doubtful = True
+        if outcome.success and self._doubtful:  # a success counts only if every step to it is supported
+            outcome = replace(outcome, success=False, reward=0.0, reward_source=UNSUPPORTED)
         outcome = replace(
             outcome,
             terminated=terminated,

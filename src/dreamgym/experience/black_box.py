@@ -23,6 +23,7 @@ from dreamgym.experience.known_replies import (
     resolve,
     seed_of,
     select,
+    shared_words,
 )
 from dreamgym.experience.model import CachedModel, ModelVerdict, confidence, make_prediction, retrieve
 from dreamgym.experience.reply_format import (
@@ -49,7 +50,11 @@ from dreamgym.types import (
     WorldSheet,
 )
 
+_REPLIES = 4
+"""The newest transitions of a prompt that are shown with their replies."""
 _NO_REASONING = "think: \nchange:\n"
+UNSUPPORTED = "unsupported"
+"""`reward_source` of a prediction below the bound."""
 
 
 def black_box_prompt(
@@ -75,8 +80,11 @@ def black_box_prompt(
         for found in reversed(demonstrations[: settings.demonstrations])
     ]
     recent = history[-settings.history :] if settings.history else ()
-    lines += [f"then: {pair(past.action, past.outcome.next_state.text)}" for past in recent[:-1]]
-    lines += [f"then: {quote_action(past.action)}" for past in recent[-1:]]
+    older, newer = recent[:-_REPLIES], recent[-_REPLIES:]
+    if older:  # what their replies revealed is among the known replies
+        lines.append(f"then: {'; '.join(quote_action(past.action) for past in older)}")
+    lines += [f"then: {pair(past.action, past.outcome.next_state.text)}" for past in newer[:-1]]
+    lines += [f"then: {quote_action(past.action)}" for past in newer[-1:]]
     lines += [f"task: {escape(task.instruction)}", f"state: {cut(state)}"]
     if settings.sheet and selected.counts:
         lines.append(f"count: {cut(' '.join(selected.counts))}")
@@ -85,6 +93,7 @@ def black_box_prompt(
         lines += [f"else: {pair(fact[2], fact[3])}" for fact in selected.elsewhere]
         if selected.here is not None:
             lines.append(f"here: {pair(selected.here[2], selected.here[3])}")
+    lines.append(f"same: {shared_words(action, task.instruction, state)}")
     lines.append(f"action: {quote_action(action)}")
     return "\n".join(lines) + "\n"
 
@@ -221,13 +230,16 @@ class BlackBoxExperienceModel:
         outcome = replace(outcome, info=info)
         if score >= bound or self._settings.unsupported == "ignore":
             return replace(prediction, outcome=outcome)
+        if self._settings.unsupported == "penalize":
+            doubted = replace(outcome, reward=score - bound, success=False, reward_source=UNSUPPORTED)
+            return replace(prediction, outcome=doubted)
         refused = Outcome(
             next_state=State(text=self._knowledge.refusal),
             reward=0.0,
             terminated=self._settings.unsupported == "end",
             reasoning=outcome.reasoning,
             confidence=outcome.confidence,
-            reward_source="unsupported",
+            reward_source=UNSUPPORTED,
             info=info,
         )
         return replace(prediction, outcome=refused, refused=True)

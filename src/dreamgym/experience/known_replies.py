@@ -35,6 +35,7 @@ _PERSISTENT = 0.8
 """Share of equal replies in different states from which the replies to a kind of action are persistent."""
 _MIN_PAIRS = 5
 _MAX_COUNTS = 8
+_MAX_SHARED = 8
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 _FUTURE, _DROPPED = 0.5, 0.4
 
@@ -205,6 +206,22 @@ def persistent_kinds(trajectories: Iterable[Trajectory]) -> frozenset[str]:
     return frozenset(
         kind for kind, count in pairs.items() if count >= _MIN_PAIRS and equal[kind] >= _PERSISTENT * count
     )
+
+
+def shared_words(action: str, instruction: str, state: str) -> str:
+    """Which words of an action, after the first, the task and the state name too: small models compare
+    badly what they read in two places.
+
+    >>> shared_words("take nuts", "Get the nuts.", "The gum falls.")
+    'task nuts; state -'
+    """
+    words = list(dict.fromkeys(_words(action)[1:]))[:_MAX_SHARED]
+
+    def named(text: str) -> str:
+        known = set(_words(text))
+        return " ".join(word for word in words if word in known) or "-"
+
+    return f"task {named(instruction)}; state {named(state)}"
 
 
 def counter_forms(trajectories: Iterable[Trajectory]) -> frozenset[str]:
