@@ -61,11 +61,11 @@ def attack_command(
 
     Examples:
 
-      dreamgym experience attack runs/experience
+    - dreamgym experience attack runs/experience
 
-      dreamgym experience attack runs/experience --candidates 10000 --json
+    - dreamgym experience attack runs/experience --candidates 10000 --json
 
-      dreamgym experience attack runs/experience --data unseen --real-steps 5000
+    - dreamgym experience attack runs/experience --data unseen --real-steps 5000
     """
     resolved = settings_of_run(run, resolve(config, overrides, {"environment.name": env, "seed": seed}))
     trajectories = read_data([dataset_path(path) for path in data or resolved.train.data])
