@@ -38,7 +38,7 @@ class Script:
 
 
 def model_of(script: Script, **settings: object) -> BlackBoxExperienceModel:
-    chosen = PromptSettings(facts="replies", history=8, text_limit=400, demonstrations=0, **settings)  # type: ignore[arg-type]
+    chosen = PromptSettings(facts="replies", history=8, text_limit=400, demonstrations=0, **settings)
     return BlackBoxExperienceModel(
         script,
         name="test",

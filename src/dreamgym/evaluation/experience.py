@@ -66,6 +66,8 @@ def evaluate_experience(
     """
     found = [trajectory for source in data for trajectory in read_trajectories(source)]
     environment_of_data(config.environment.name, found)
+    if experience_run(name, config).experience.facts == "replies":
+        found = with_known_replies(found)
     others: list[Trajectory] = []
     if only_held_out:
         found, others = _held_out(name, found, config, log)

@@ -17,6 +17,7 @@ from typing import Any
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.evaluation.async_map import OnCount, ask_all
 from dreamgym.evaluation.statistics import Estimate, auroc, calibration_error, mean_of_steps, share_of_steps
+from dreamgym.experience.known_replies import holds_replies
 from dreamgym.experience.world_sheet import apply_change, with_sheet
 from dreamgym.protocols import Annotator, ExperienceModel
 from dreamgym.types import Change, Fact, FailureKind, Outcome, Task, Trajectory, Transition, WorldSheet
@@ -149,6 +150,8 @@ async def step_questions(annotator: Annotator, trajectories: Iterable[Trajectory
         changes = await _changes(annotator, trajectory)
         facts = [*sheet.facts, *(fact for change in changes for fact in change.begun)]
         names = frozenset(name for fact in facts for name in fact[1:])
+        if holds_replies(sheet):  # texts, not names
+            names = frozenset()
         for position, (transition, change) in enumerate(zip(trajectory.transitions, changes, strict=True)):
             questions.append(
                 StepQuestion(

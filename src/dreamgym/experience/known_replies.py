@@ -56,7 +56,8 @@ def known_replies(sheet: WorldSheet, history: Sequence[Transition]) -> list[Fact
 
 def holds_replies(sheet: WorldSheet | None) -> bool:
     """Whether a sheet lists known replies rather than facts of an environment."""
-    return sheet is not None and all(fact[0] in (REPLY, IMAGINED, SEED) for fact in sheet.facts)
+    facts = sheet.facts if sheet is not None else ()
+    return bool(facts) and all(fact[0] in (REPLY, IMAGINED, SEED) for fact in facts)
 
 
 def seed_of(sheet: WorldSheet) -> int:
@@ -77,29 +78,29 @@ def trajectory_replies(trajectory: Trajectory) -> list[Fact]:
 
 def task_sheets(trajectories: Iterable[Trajectory]) -> dict[str, WorldSheet]:
     """The known replies of each task, over all its recordings."""
-    known: dict[str, dict[Fact, None]] = {}
+    return {task: _sheet(recordings) for task, recordings in _by_task(trajectories).items()}
+
+
+def _by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    tasks: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
-        known.setdefault(trajectory.task.id, {}).update(dict.fromkeys(trajectory_replies(trajectory)))
-    return {task: WorldSheet(facts=tuple(facts)) for task, facts in known.items()}
+        tasks.setdefault(trajectory.task.id, []).append(trajectory)
+    return tasks
+
+
+def _sheet(recordings: Iterable[Trajectory]) -> WorldSheet:
+    facts = (fact for recording in recordings for fact in trajectory_replies(recording))
+    return WorldSheet(facts=tuple(dict.fromkeys(facts)))
 
 
 def with_known_replies(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Each trajectory with the known replies of the other recordings of its task as its sheet."""
-    tasks: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        tasks.setdefault(trajectory.task.id, []).append(trajectory)
+    tasks = _by_task(trajectories)
     return [
         replace(
             trajectory,
-            sheet=WorldSheet(
-                facts=tuple(
-                    dict.fromkeys(
-                        fact
-                        for other in tasks[trajectory.task.id]
-                        if other.id != trajectory.id
-                        for fact in trajectory_replies(other)
-                    )
-                )
+            sheet=with_seed(
+                _sheet(other for other in tasks[trajectory.task.id] if other.id != trajectory.id), 0
             ),
         )
         for trajectory in trajectories

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ async def write_knowledge(
     from dreamgym.training.experience_loading import OWN_BUFFER
 
     knowledge = mine_knowledge(recorded)
-    _write(knowledge, folder, {})
     if retriever is not None or not (folder / OWN_BUFFER).exists():
         found = await _predictions(config, recorded, folder, knowledge, retriever)
     else:
@@ -64,7 +63,7 @@ async def write_knowledge(
         "exact": sum(ok for _, ok in found) / len(found) if found else None,
         "supported": [_measure(support, found, bound) for bound in (0.25, 0.5, 0.75, 0.9)],
     }
-    _write(replace(knowledge, support=support), folder, measured)
+    save_knowledge(replace(knowledge, support=support), folder, measured)
 
 
 def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
@@ -152,14 +151,16 @@ def refusal_text(recorded: Sequence[Trajectory]) -> str:
     return counts.most_common(1)[0][0] if counts else "Nothing happens."
 
 
-def _write(knowledge: BlackBoxKnowledge, folder: Path, measured: dict[str, Any]) -> None:
+def save_knowledge(
+    knowledge: BlackBoxKnowledge, folder: Path, measured: Mapping[str, Any] | None = None
+) -> None:
     stored = {
         "persistent": sorted(knowledge.persistent),
         "counters": sorted(knowledge.counters),
         "refusal": knowledge.refusal,
         "weights": list(knowledge.support.weights),
         "seen": dict(sorted(knowledge.support.seen.items())),
-        "calibration": measured,
+        "calibration": measured or {},
     }
     write_text(folder / KNOWLEDGE, json.dumps(stored, indent=2) + "\n")
 

@@ -21,7 +21,7 @@ from dreamgym.files import lock_directory
 from dreamgym.protocols import Annotator, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.annotators import PLAIN, annotated
-from dreamgym.training.black_box import mine_knowledge, resolve_facts, write_knowledge
+from dreamgym.training.black_box import mine_knowledge, resolve_facts, save_knowledge, write_knowledge
 from dreamgym.training.experience_loading import OWN_BUFFER, prompt_settings
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.training.fine_tuning import FineTuning, OnProgress, Progress
@@ -67,6 +67,8 @@ async def fine_tune(
         run.with_data(folder, _written(recorded, folder) if data is None else data).write(folder)
         if config.experience.facts == "sheet":
             await _write_rules(run, recorded, annotator, folder)
+        if config.experience.facts == "replies":  # a run that is stopped can be used as well
+            save_knowledge(mine_knowledge(recorded), folder)
         progress = await fine_tuning.run(on_progress)
         if config.experience.facts == "replies":
             await write_knowledge(config, recorded, folder, retriever=retriever)
