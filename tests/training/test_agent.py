@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from dreamgym.errors import ConfigError
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, save
 from dreamgym.rl.grpo import GRPO
 from dreamgym.rl.sft import SFT
@@ -70,3 +73,21 @@ async def test_an_agent_that_samples_greedily_cannot_be_trained(folder: Path) ->
     async with Agent.load(f"hf:{folder}", temperature=0.0) as agent:
         with pytest.raises(ConfigError, match="temperature above 0"):
             GRPO(agent)
+
+
+@pytest.mark.parametrize("load", [Agent.load, LocalLanguageModel.load], ids=["trained", "served"])
+def test_code_in_a_model_folder_is_never_run_even_if_somebody_would_say_yes(
+    folder: Path, load: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = folder / "ran"
+    (folder / "code.py").write_text(f"open({str(ran)!r}, 'w').close()", encoding="utf-8")
+    names = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    changed = config | {"model_type": "strange", "auto_map": names}
+    (folder / "config.json").write_text(json.dumps(changed), encoding="utf-8")
+    answers = iter("yyyy")
+    monkeypatch.setattr("builtins.input", lambda question="": next(answers))
+    with pytest.raises(ConfigError, match="cannot read a language model"):
+        load(f"hf:{folder}")
+    assert not ran.exists()
+    assert len(list(answers)) == 4, "nobody was asked"
