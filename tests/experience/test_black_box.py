@@ -90,6 +90,7 @@ async def test_a_prediction_without_support_is_refused_ended_or_penalised() -> N
 
     assert await outcome("refuse") == ("You cannot do that.", False, 0.0, False)
     assert await outcome("end") == ("You cannot do that.", True, 0.0, False)
+    assert await outcome("no_success") == ("You take the nuts.", True, 0.0, False)
     text, _, reward, success = await outcome("penalize")
     assert (text, success) == ("You take the nuts.", False)
     assert reward < 0
@@ -104,12 +105,13 @@ async def test_a_success_counts_only_if_every_step_to_it_is_supported() -> None:
             return await super().complete(request)
 
     sheet = WorldSheet(facts=(reply_fact("A machine.", "take nuts", "You take the nuts."),))
-    model = model_of(Doubtful(), unsupported="penalize")
-    environment = SyntheticEnvironment(TASK, model, sheet, horizon=9, first=START)
-    await environment.start()
-    assert (await environment.step("kick machine")).reward < 0
-    won = await environment.step("take nuts")
-    assert (won.success, won.reward) == (False, 0.0)
+    for unsupported in ("no_success", "penalize"):
+        model = model_of(Doubtful(), unsupported=unsupported)
+        environment = SyntheticEnvironment(TASK, model, sheet, horizon=9, first=START)
+        await environment.start()
+        assert (await environment.step("kick machine")).reward <= 0
+        won = await environment.step("take nuts")
+        assert (won.success, won.reward) == (False, 0.0)
 
 
 async def test_a_hostile_action_stays_on_its_line_of_the_prompt() -> None:

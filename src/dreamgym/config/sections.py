@@ -109,10 +109,10 @@ class ExperienceConfig(Section):
     imagine: bool = Field(True, description="known replies: imagine an unknown one once per rollout group")
     imagine_temperature: float = Field(1.0, ge=0, description="of an imagined reply")
     min_support: float = Field(0.5, ge=0, le=1, description="known replies: bound of the support score")
-    unsupported: Literal["refuse", "end", "penalize", "ignore"] = Field(
-        "refuse",
-        description="a prediction below min_support: refuse the action, end the episode, subtract what is "
-        "missing from the reward, or ignore the bound",
+    unsupported: Literal["no_success", "refuse", "end", "penalize", "ignore"] = Field(
+        "no_success",
+        description="a prediction below min_support: no later success counts, refuse the action, end the "
+        "episode, subtract what is missing from the reward, or ignore the bound",
     )
     reasoning: bool = Field(True, description="reason before the next state")
     text_limit: int = Field(64, ge=1, description="characters of a past or present state in a prompt")

@@ -230,8 +230,9 @@ class BlackBoxExperienceModel:
         outcome = replace(outcome, info=info)
         if score >= bound or self._settings.unsupported == "ignore":
             return replace(prediction, outcome=outcome)
-        if self._settings.unsupported == "penalize":
-            doubted = replace(outcome, reward=score - bound, success=False, reward_source=UNSUPPORTED)
+        if self._settings.unsupported in ("no_success", "penalize"):
+            reward = score - bound if self._settings.unsupported == "penalize" else 0.0
+            doubted = replace(outcome, reward=reward, success=False, reward_source=UNSUPPORTED)
             return replace(prediction, outcome=doubted)
         refused = Outcome(
             next_state=State(text=self._knowledge.refusal),

@@ -78,7 +78,7 @@ def _example(
             *(trajectory.task, selected, history, state, step.action, demonstrations), settings=settings
         ),
         reply=reply_text(
-            note or Note(reasoning=explain(step, history, named)),
+            note or Note(reasoning=explain(step, selected, named)),
             replace(step.outcome, next_state=State(text=text)),
             reasoning=settings.reasoning,
         ),

@@ -295,15 +295,17 @@ def resolve(text: str, named: Mapping[str, str]) -> str:
     return named[text]
 
 
-def explain(transition: Transition, earlier: Sequence[Transition], named: Mapping[str, str]) -> str:
-    """The cause of a reply that can be seen: how its numbers differ from those of the last text of the same
-    form. A reply that repeats a text of the prompt needs none."""
+def explain(transition: Transition, selected: Selected, named: Mapping[str, str]) -> str:
+    """The cause of a reply that can be seen: how its counters differ from their newest values. A reply that
+    repeats a text of the prompt needs none."""
     reply = transition.outcome.next_state.text
-    form = _NUMBER.sub("#", reply)
-    if refer(reply, named).startswith("=") or form == reply:
+    if refer(reply, named).startswith("="):
         return ""
-    for text in (transition.state.text, *(past.outcome.next_state.text for past in reversed(earlier))):
-        if _NUMBER.sub("#", text) == form:
-            pairs = zip(_NUMBER.findall(text), _NUMBER.findall(reply), strict=True)
-            return f"{', '.join(f'{old} to {new}' for old, new in pairs if old != new)}."
-    return ""
+    newest = {_NUMBER.sub("#", each): each for each in (*selected.counts, *_sentences(transition.state.text))}
+    changes = []
+    for sentence in _sentences(reply):
+        before = newest.get(_NUMBER.sub("#", sentence))
+        if before is not None and before != sentence:
+            pairs = zip(_NUMBER.findall(before), _NUMBER.findall(sentence), strict=True)
+            changes += [f"{old} to {new}" for old, new in pairs if old != new]
+    return f"{', '.join(changes)}." if changes else ""

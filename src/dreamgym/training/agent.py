@@ -73,7 +73,7 @@ class Agent:
     @classmethod
     def load(
         cls,
-        model: str = "tiny",
+        model: str | Path = "tiny",
         *,
         data: Iterable[Trajectory] | None = None,
         lora: int | None = None,
@@ -93,6 +93,7 @@ class Agent:
         Raises:
             ConfigError: there is no such model, or a model from scratch was given no data.
         """
+        model = str(model)
         run, step = parse_policy_name(model)
         if (run / CONFIG).is_file():
             return cls._load_run(run, step, device, settings)
