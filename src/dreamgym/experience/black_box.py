@@ -156,10 +156,10 @@ class BlackBoxExperienceModel:
     ) -> Prediction:
         demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
         counts = newest_counts(self._knowledge.counters, history, state.text)
-        selected = select(known_replies(sheet, history), state.text, action)
+        selected = select(known_replies(sheet, history), state.text, action, self._knowledge.counters)
         if self._settings.imagine and self._settings.sheet and not selected.known:
             sheet = await self._imagine(task, sheet, history, state, action, demonstrations)
-            selected = select(known_replies(sheet, history), state.text, action)
+            selected = select(known_replies(sheet, history), state.text, action, self._knowledge.counters)
         selected = replace(selected, counts=counts)
         text = black_box_prompt(
             *(task, selected, history, state.text, action, demonstrations), settings=self._settings
@@ -186,7 +186,7 @@ class BlackBoxExperienceModel:
         depends on what the recordings know, and neither on history nor on earlier imagined replies."""
         persistent = action_kind(action) in self._knowledge.persistent
         where = (history[0].state if persistent and history else state).text
-        selected = select(recorded_replies(sheet), where, action)
+        selected = select(recorded_replies(sheet), where, action, self._knowledge.counters)
         text = black_box_prompt(*(task, selected, (), where, action, demonstrations), settings=self._settings)
         seed = derive_seed(seed_of(sheet), task.id, "" if persistent else where, action)
         named = references(selected, where, demonstrations)

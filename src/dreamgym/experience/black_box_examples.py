@@ -70,7 +70,7 @@ def _example(
         recorded = recorded_replies(trajectory.sheet or WorldSheet(facts=()))
         known = [fact for fact in recorded if fact[2] != step.action]
     counts = newest_counts(knowledge.counters, history, state)
-    selected = replace(select(known, state, step.action), counts=counts)
+    selected = replace(select(known, state, step.action, knowledge.counters), counts=counts)
     named = references(selected, state, demonstrations[: settings.demonstrations])
     text = refer(step.outcome.next_state.text, named)
     return Example(

@@ -123,8 +123,11 @@ class Selected:
         return self.here is not None or bool(self.elsewhere)
 
 
-def select(replies: Sequence[Fact], state: str, action: str) -> Selected:
-    """The replies that matter for an action; newer ones win.
+def select(
+    replies: Sequence[Fact], state: str, action: str, counters: frozenset[str] = frozenset()
+) -> Selected:
+    """The replies that matter for an action; newer ones win. Replies to other actions are left out if they
+    hold a counter, whose value is that of another moment.
 
     >>> facts = [reply_fact("s", "read A", "nuts"), reply_fact("s", "read B", "gum")]
     >>> select(facts, "t", "press A").related
@@ -139,18 +142,18 @@ def select(replies: Sequence[Fact], state: str, action: str) -> Selected:
         if fact[1] != state and (here is None or fact[3] != here[3]):
             elsewhere.setdefault(fact[3], fact)
     return Selected(
-        related=tuple(reversed(_related(replies, action))),
+        related=tuple(reversed(_related(replies, action, counters))),
         elsewhere=tuple(reversed(list(elsewhere.values())[:_ELSEWHERE])),
         here=here,
     )
 
 
-def _related(replies: Sequence[Fact], action: str) -> list[Fact]:
+def _related(replies: Sequence[Fact], action: str, counters: frozenset[str]) -> list[Fact]:
     """Replies to other actions by the rare words they share with this one, best first."""
     wanted = set(_words(action)[1:])  # the first word is the verb, which says little about what is meant
     others: dict[tuple[str, str], tuple[Fact, set[str]]] = {}
     for fact in replies:
-        if fact[2] != action:
+        if fact[2] != action and not (counters and counters & _forms(fact[3])):
             others[fact[2], fact[3]] = (fact, {*_words(fact[2]), *_words(fact[3])})
     counts = Counter(word for _, words in others.values() for word in words & wanted)
     scored = [
@@ -161,6 +164,10 @@ def _related(replies: Sequence[Fact], action: str) -> list[Fact]:
     floor = math.log(2 + 1e-9) * 1.5
     best = sorted((each for each in scored if each[0] > floor), key=lambda each: (-each[0], -each[1]))
     return [fact for _, _, fact in best[:_RELATED]]
+
+
+def _forms(text: str) -> set[str]:
+    return {_NUMBER.sub("#", sentence) for sentence in _sentences(text)}
 
 
 def _words(text: str) -> list[str]:
@@ -242,7 +249,7 @@ def counter_forms(trajectories: Iterable[Trajectory]) -> frozenset[str]:
 
 def newest_counts(forms: Collection[str], history: Sequence[Transition], state: str) -> tuple[str, ...]:
     """The newest sentence of each of these forms in an episode, without those that the state shows."""
-    shown = {_NUMBER.sub("#", sentence) for sentence in _sentences(state)}
+    shown = _forms(state)
     found: dict[str, str] = {}
     for past in reversed(history):
         for sentence in _sentences(past.state.text):
