@@ -38,7 +38,7 @@ COMPOSITION = {
     "collection",
     "training",
     "evaluation",
-    "quickstart",
+    "learning",
 }
 SURFACE = {"api", "cli", "report", "integrations", "testing", "", "__main__"}
 HEAVY = {

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dreamgym.api import audit, collect, evaluate, fine_tune, ingest, rollout, train
+    from dreamgym.api import audit, collect, evaluate, fine_tune, ingest, learn, rollout, train
     from dreamgym.config import Config, load_config
     from dreamgym.curriculum.entropy import reward_entropy
     from dreamgym.curriculum.task_pool import TaskPool
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES = {
-    "api": ("audit", "collect", "evaluate", "fine_tune", "ingest", "rollout", "train"),
+    "api": ("audit", "collect", "evaluate", "fine_tune", "ingest", "learn", "rollout", "train"),
     "config": ("Config", "load_config"),
     "curriculum.entropy": ("reward_entropy",),
     "curriculum.task_pool": ("TaskPool",),
@@ -109,8 +109,8 @@ __all__ = [  # noqa: RUF022 - by subject
     # parts of the loop
     "Agent", "Dream", "TaskPool", "GRPO", "PPO", "SFT", "DPO", "ReplayBuffer", "Config",
     # functions
-    "make", "register", "as_environment", "check_environment", "collect", "ingest", "fine_tune", "rollout",
-    "evaluate", "train", "audit", "reward_entropy", "load_config", "load_experience_model",
+    "make", "register", "as_environment", "check_environment", "learn", "collect", "ingest", "fine_tune",
+    "rollout", "evaluate", "train", "audit", "reward_entropy", "load_config", "load_experience_model",
     "read_trajectories", "builtin_dataset",
 ]  # fmt: skip
 

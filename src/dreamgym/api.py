@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from dreamgym import collection
 from dreamgym.config import Config, nearest_name, validate
@@ -283,6 +283,69 @@ async def train(
         _, config = _with_environment(environment, None, config)
         real = _factory(environment)
     return await trainer.train(config, real=real, on_progress=on_progress)
+
+
+async def learn(
+    environment: object | None = None,
+    out: str | Path = "runs/learn",
+    *,
+    data: str | Path | Sequence[str | Path] = (),
+    experience: str | None = None,
+    options: dict[str, Any] | None = None,
+    model: str | None = None,
+    lora: bool = False,
+    seed: int = 0,
+    scale: float = 1.0,
+    log: Callable[[str], None] | None = None,
+    on_progress: Callable[[str, int, int, str], None] | None = None,
+    **sections: dict[str, Any],
+) -> dict[str, Any]:
+    """The whole loop: record real episodes, fine-tune an experience model, train an agent in its dream,
+    evaluate it in reality before and after, write a report. Call it again to resume.
+
+    Example::
+
+        found = await dg.learn(MyEnvironment, "runs/mine", log=print)
+        print(found["before"]["success"], found["after"]["success"], found["comparison"]["difference"])
+
+    Args:
+        environment: a name, ``FILE.py:CLASS`` or an object; by default that of the data.
+        data: recorded trajectories, which are used instead of recording.
+        experience: the run of a fine-tuned experience model, which is used instead of fine-tuning one.
+        options: of the environment.
+        model: of both models: ``nano``, ``tiny``, ``small`` from scratch or ``hf:NAME_OR_PATH``.
+        lora: train LoRA adapters of pretrained weights.
+        scale: multiplies the usual numbers of episodes, updates and steps.
+        log: takes lines of text: stages, estimates, warnings.
+        on_progress: takes a job, what is done of it, its total, and a note.
+        sections: settings by section, such as ``train={"steps": 60}``, ``collect={"episodes": 400}``.
+
+    Returns:
+        The content of ``summary.json``; without an installed environment there is no evaluation.
+    """
+    from dreamgym.learning.pipeline import Pipeline
+    from dreamgym.learning.plan import Plan, with_model
+    from dreamgym.report.write import write_report
+
+    values = with_model(sections, model, lora=lora) | {"seed": seed}
+    if options:
+        values["environment"] = {"options": options}
+    if environment is not None and not isinstance(environment, str):
+        name: str | None = spec_of(environment).name
+    else:
+        name = environment
+    given = [data] if isinstance(data, str | Path) else list(data)
+    plan = Plan.load(
+        name, Path(out), values=values, data=[str(each) for each in given], experience=experience, scale=scale
+    )
+    real = environment if is_factory(environment) else None
+    pipeline = Pipeline(plan=plan, real=cast(EnvironmentFactory | None, real))
+    pipeline.log, pipeline.on_progress = log or pipeline.log, on_progress or pipeline.on_progress
+    summary = await pipeline.run()
+    page = plan.out / "report.html"
+    runs = [plan.config.train.out, Path(str(plan.config.train.experience))]
+    write_report(runs, page, pipeline.sources(), 100)
+    return summary | {"report": str(page)}
 
 
 async def audit(

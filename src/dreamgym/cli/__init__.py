@@ -16,9 +16,9 @@ from dreamgym.cli.envs import app as envs_app
 from dreamgym.cli.evaluate import evaluate_command
 from dreamgym.cli.experience import app as experience_app
 from dreamgym.cli.ingest import ingest
+from dreamgym.cli.learn import learn_command, quickstart
 from dreamgym.cli.models import app as models_app
 from dreamgym.cli.play import play_command
-from dreamgym.cli.quickstart import quickstart
 from dreamgym.cli.report import report_command
 from dreamgym.cli.tasks import app as tasks_app
 from dreamgym.cli.train import train_command
@@ -32,7 +32,8 @@ app = console.group(
 
 **A first tour**
 
-    dreamgym quickstart                                   # the whole loop in about 15 minutes
+    dreamgym quickstart                                   # the whole loop in about 10 minutes
+    dreamgym learn --env FILE.py:CLASS                    # the same with your environment
     dreamgym envs list                                    # real environments
     dreamgym play --env alfworld                          # play one yourself
     dreamgym collect --env alfworld --episodes 50 --out trajectories
@@ -54,6 +55,7 @@ was done; the same command resumes.
 """,
 )
 console.command(app, "quickstart")(quickstart)
+console.command(app, "learn")(learn_command)
 console.command(app, "collect")(collect_command)
 console.command(app, "ingest")(ingest)
 console.command(app, "play")(play_command)

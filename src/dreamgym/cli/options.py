@@ -43,8 +43,11 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON document inst
 
 def resolve(path: Path | None, overrides: list[str] | None, flags: Mapping[str, Any]) -> Config:
     """File < `--set` < flag; a flag that was not given is None."""
-    given = [f"{name}={_toml(value)}" for name, value in flags.items() if value is not None]
-    return load_config(path, [*(overrides or []), *given])
+    return load_config(path, [*(overrides or []), *flag_overrides(flags)])
+
+
+def flag_overrides(flags: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={_toml(value)}" for name, value in flags.items() if value is not None]
 
 
 def _toml(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +11,10 @@ from rich.table import Table
 
 from dreamgym.cli import console
 from dreamgym.cli.options import Json
-from dreamgym.data.datasets import dataset_path
-from dreamgym.files import atomic_write
 from dreamgym.printable import printable
-from dreamgym.report.episodes import recorded
-from dreamgym.report.page import page
-from dreamgym.report.run_reader import Run, find_runs, read_run
-from dreamgym.report.safe_reading import Problems
 from dreamgym.report.tables import Sheet, as_json, cost_sheet, evaluation_sheet, overview, turned
 from dreamgym.report.usage import usage_sheet
-from dreamgym.types import Trajectory
+from dreamgym.report.write import write_report
 
 _ABREAST = 4
 """Runs per table in a terminal."""
@@ -70,19 +63,6 @@ def report_command(
         console.say(f"{unread} problems while reading; the page lists them")
     if not as_json_document:
         console.say(f"report: {out}")
-
-
-def write_report(
-    runs: Sequence[Path], out: Path, trajectories: Sequence[str], episodes: int
-) -> tuple[list[Run], list[Trajectory], Problems]:
-    """Write the page; returns the runs, the recorded episodes, and the problems while reading those."""
-    found = [read_run(name, path, episodes=episodes) for name, path in find_runs(runs)]
-    tasks = {each.task.id for run in found for each in run.kept.episodes}
-    problems = Problems()
-    recorded_episodes = recorded([dataset_path(each) for each in trajectories], tasks, episodes, problems)
-    with atomic_write(out) as file:
-        file.write_text(page(found, recorded_episodes), encoding="utf-8")
-    return found, recorded_episodes, problems
 
 
 def _table(sheet: Sheet) -> Table:

@@ -153,22 +153,10 @@ def on_progress(bar: console.ProgressBar) -> OnProgress:
             console.say(f"warning: {where}{warning}")
         if progress.stage not in jobs:
             jobs[progress.stage] = bar.add_task(progress.stage, total=progress.total)
-        note = ", ".join(filter(None, (_note(progress.row), progress.endpoints)))
+        note = ", ".join(filter(None, (progress.note, progress.endpoints)))
         bar.update(jobs[progress.stage], completed=progress.done, **({"note": note} if note else {}))
 
     return show
-
-
-def _note(row: dict[str, Any]) -> str:
-    kind = row.get("kind")
-    if kind == "audit":
-        return f"{row['successes']['value'] or 0:.0%} of {row['successes']['count']} successes real"
-    if kind == "train":
-        return f"success {row['success']:.0%}, return {row['return_mean']:.2f}"
-    if kind == "evaluation":
-        value = row["success"]["value"]
-        return "" if value is None else f"real success {value:.0%} on {row['split']}"
-    return f"loss {row['loss']:.3f}" if "loss" in row else ""
 
 
 def summary_table(summary: dict[str, Any]) -> Table:

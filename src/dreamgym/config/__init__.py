@@ -1,7 +1,7 @@
 """Every setting, declared once and frozen: the default, then the TOML file, then ``--set
 section.key=value``."""
 
-from dreamgym.config.loader import config_json, load_config, nearest_name, settings, validate
+from dreamgym.config.loader import config_json, config_values, load_config, nearest_name, settings, validate
 from dreamgym.config.sections import (
     DEFAULT_KEY,
     HF_PREFIX,
@@ -41,6 +41,7 @@ __all__ = [
     "Section",
     "TrainConfig",
     "config_json",
+    "config_values",
     "load_config",
     "nearest_name",
     "settings",

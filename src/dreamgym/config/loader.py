@@ -27,6 +27,11 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
     Traceback (most recent call last):
     dreamgym.errors.ConfigError: unknown setting 'collect.episode'; did you mean 'collect.episodes'?
     """
+    return validate(Config, config_values(path, overrides))
+
+
+def config_values(path: Path | None = None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a TOML file and overrides state, not validated and without defaults."""
     values: dict[str, Any] = {}
     if path is not None:
         try:
@@ -39,7 +44,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
             raise ConfigError(f"{path}: expected TOML, {error}") from None
     for override in overrides:
         _apply_override(values, override)
-    return validate(Config, values)
+    return values
 
 
 def validate(model: type[S], values: Mapping[str, Any], *, prefix: str = "") -> S:

@@ -186,6 +186,9 @@ class LearnerConfig(Section):
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
     muon_lr: float | None = Field(None, gt=0, description="of Muon for weight matrices (models from scratch)")
     warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises")
+    decay_steps: int = Field(
+        0, ge=0, description="training steps over which it falls to a tenth; 0: it stays constant"
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped at this norm")
     micro_tokens: int = Field(8192, ge=1, description="tokens per forward and backward pass; bounds memory")
     epochs: int = Field(1, ge=1, description="passes over the trajectories of a step")
@@ -235,6 +238,9 @@ class TrainConfig(Section):
     )
     warm_start_lr: float | None = Field(None, gt=0, description="None: 3e-3; pretrained 2e-5, LoRA 2e-4")
     warm_start_muon_lr: float | None = Field(None, gt=0, description="None: 0.02 from scratch, else no Muon")
+    warm_start_success: float | None = Field(
+        None, gt=0, le=1, description="in the dream: the warm start ends soon after this success is reached"
+    )
     split: str = Field("train", description="split of the training tasks")
     tasks_from: Literal["data", "environment"] = Field("data", description="environment: needs mode real")
     num_tasks: int | None = Field(None, ge=1, description="number of training tasks; None for all")

@@ -1,4 +1,4 @@
-"""The offline dataset that ships with the package, so that a newcomer can train at once."""
+"""Trajectories and experience models that ship with the package, so that a newcomer can train at once."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ def builtin_dataset(name: str = "alfworld") -> Path:
         names = [file.name.removesuffix(".jsonl.xz") for file in folder.glob("*.jsonl.xz")]
         raise ConfigError(f"unknown dataset {PREFIX + name!r}{nearest_name(name, names)}")
     return path
+
+
+def builtin_experience(name: str) -> Path:
+    """The run directory of a shipped experience model.
+
+    >>> builtin_experience("textworld").name
+    'textworld'
+    """
+    folder = Path(str(files("dreamgym"))) / "datasets" / "experience"
+    if not (folder / name / "run.json").is_file():
+        names = [file.parent.name for file in folder.glob("*/run.json")]
+        raise ConfigError(f"unknown experience model {PREFIX + name!r}{nearest_name(name, names)}")
+    return folder / name
 
 
 def dataset_path(text: str) -> Path:

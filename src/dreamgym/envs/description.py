@@ -39,18 +39,21 @@ async def describe_environment(name: str, options: Mapping[str, Any]) -> dict[st
 
 async def has_expert(name: str, options: Mapping[str, Any]) -> bool:
     """Whether scripted policies that need an expert can play it."""
-    async with _first_episode(name, options) as (_, environment):
+    async with aclosing(open_environment(name, options)) as factory:
+        return await offers_expert(factory)
+
+
+async def offers_expert(factory: EnvironmentFactory) -> bool:
+    """`has_expert` of an open environment."""
+    async with _first_episode(factory) as environment:
         return find_expert(environment) is not None
 
 
 @asynccontextmanager
-async def _first_episode(
-    name: str, options: Mapping[str, Any]
-) -> AsyncIterator[tuple[EnvironmentFactory, Environment]]:
-    async with aclosing(open_environment(name, options)) as factory:
-        (task,) = await factory.tasks(factory.splits[0], 1)
-        async with aclosing(factory.make(task)) as environment:
-            yield factory, environment
+async def _first_episode(factory: EnvironmentFactory) -> AsyncIterator[Environment]:
+    (task,) = await factory.tasks(factory.splits[0], 1)
+    async with aclosing(factory.make(task)) as environment:
+        yield environment
 
 
 async def _summary(name: str) -> dict[str, Any]:
@@ -68,7 +71,7 @@ async def _summary(name: str) -> dict[str, Any]:
 
 async def _example(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Experts, and the start of the first task as an agent sees it."""
-    async with _first_episode(name, options) as (factory, environment):
+    async with aclosing(open_environment(name, options)) as factory, _first_episode(factory) as environment:
         start, task = await environment.start(), environment.task
         expert = find_expert(environment)
     return {

@@ -20,6 +20,7 @@ from dreamgym.files import write_text
 from dreamgym.models.registry import LanguageModels, names_language_model
 from dreamgym.models.usage import stage
 from dreamgym.prompted_policy import prompted_policy_factory
+from dreamgym.protocols import EnvironmentFactory
 from dreamgym.rollouts import PolicyFactory
 from dreamgym.training.agent import Agent
 from dreamgym.training.run_dir import METRICS, RunDir, parse_policy_name, read_config
@@ -57,11 +58,14 @@ async def evaluate_runs(
     concurrency: int = 64,
     temperature: float | None = None,
     on_episode: OnEpisode = lambda policy: None,
+    factory: EnvironmentFactory | None = None,
 ) -> RunEvaluation:
-    """Play the same real episodes with each policy; results and trajectories go into the run directory."""
+    """Play the same real episodes with each policy; results and trajectories go into the run directory.
+    `factory` is the environment if it is open already; it stays open."""
     found: list[Evaluation] = []
     notes = [note for name in names if not names_language_model(name) and (note := _unfinished(name))]
-    factory = open_environment(config.environment.name, config.environment.options)
+    own = factory is None
+    factory = factory or open_environment(config.environment.name, config.environment.options)
     try:
         chosen = split or evaluation_split(factory.splits)
         for name in names:
@@ -80,7 +84,8 @@ async def evaluate_runs(
                     )
                 )
     finally:
-        await factory.aclose()
+        if own:
+            await factory.aclose()
     notes += [warning for each in found if (warning := _gap(each)) is not None]
     result = RunEvaluation(
         evaluations=tuple(found),

@@ -23,6 +23,9 @@ from dreamgym.rl.optimizers import Loss, ModelOptimizer, Trainable, check_same_s
 from dreamgym.rl.packing import PackedBatch
 from dreamgym.types import RolloutGroup, Trajectory
 
+_MIN_LR_SCALE = 0.1
+"""Of the learning rate after `learner.decay_steps`."""
+
 
 @dataclass(slots=True, kw_only=True)
 class TrainingBatch:
@@ -146,10 +149,14 @@ class PolicyGradient(ABC):
             more = self._value_loss(batch, found, turn_share)
             return (loss, metrics) if more is None else (loss + more[0], metrics | more[1])
 
-        warmup = min(1.0, (self.updates + 1) / max(1, config.warmup_steps))
-        metrics = self._optimizer.apply(packed.of(members), loss_of, lr_scale=warmup)
+        metrics = self._optimizer.apply(packed.of(members), loss_of, lr_scale=self._lr_scale())
         metrics.pop("loss", None)  # of different parts; policy_loss and value_loss are in the metrics
         return metrics
+
+    def _lr_scale(self) -> float:
+        rising = min(1.0, (self.updates + 1) / max(1, self.config.warmup_steps))
+        left = 1 - self.steps / self.config.decay_steps if self.config.decay_steps else 1.0
+        return rising * (_MIN_LR_SCALE + (1 - _MIN_LR_SCALE) * max(0.0, left))
 
     def _policy_loss(self, batch: TrainingBatch, found: TokenLogProbs, weights: Tensor, share: float) -> Loss:
         config, metrics = self.config, dict[str, float]()

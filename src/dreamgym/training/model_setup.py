@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dreamgym.config import HF_PREFIX, AgentConfig, ExperienceConfig
+from dreamgym.config import HF_PREFIX, AgentConfig, ExperienceConfig, nearest_name
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.experience.dataset import Example
 
@@ -125,6 +127,27 @@ def check_adapter(settings: AgentConfig | ExperienceConfig, *, section: str) -> 
             f"{section}.adapter={settings.adapter!r} adapts pretrained weights, which "
             f"{section}.model={settings.model!r} has none of; choose hf:NAME_OR_PATH, or adapter none"
         )
+
+
+def check_model(settings: AgentConfig | ExperienceConfig, *, section: str) -> None:
+    """Check the name of a model, its adapter and its device before anything starts."""
+    find_device(settings.device, section=section)
+    name = settings.model
+    if name.startswith(HF_PREFIX):
+        path = Path(name.removeprefix(HF_PREFIX))
+        if path.is_absolute() and not path.is_dir():
+            raise ConfigError(f"{section}.model={name!r}: expected a folder, found nothing there")
+        if settings.adapter == "lora" and importlib.util.find_spec("peft") is None:
+            raise MissingExtraError(f"{section}.adapter='lora'", "lora")
+        return
+    from dreamgym.models import tiny
+
+    if name not in tiny.PRESETS:
+        raise ConfigError(
+            f"unknown {section}.model={name!r}{nearest_name(name, list(tiny.PRESETS))}; "
+            "pretrained weights are named hf:NAME_OR_PATH"
+        )
+    check_adapter(settings, section=section)
 
 
 def find_device(device: str, *, section: str) -> str:

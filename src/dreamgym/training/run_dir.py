@@ -168,7 +168,7 @@ def parse_policy_name(name: str) -> tuple[Path, int | None]:
 
 
 def check_resumable(path: Path, stored: Config, given: Config) -> None:
-    old, new = _flat(stored.model_dump(mode="json")), _flat(given.model_dump(mode="json"))
+    old, new = flat(stored.model_dump(mode="json")), flat(given.model_dump(mode="json"))
     for name in sorted(old.keys() | new.keys()):
         if name in _MAY_CHANGE or name.startswith(_NOT_USED):
             continue
@@ -200,12 +200,13 @@ def _absolute(name: str) -> str:
     return name if ":" in name and not Path(name).exists() else str(Path(name).absolute())
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """
-    >>> _flat({"a": {"b": 1}, "c": 2})
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their full names.
+
+    >>> flat({"a": {"b": 1}, "c": 2})
     {'a.b': 1, 'c': 2}
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return found

@@ -29,7 +29,10 @@ def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentS
             "train.evaluate_every selects among the policies of RL steps, learner.algorithm=dpo has none: "
             "set it to 0 and evaluate the run afterwards"
         )
-    if chosen.mode == "dream" and config.learner.algorithm != "dpo":
+    dreams = chosen.mode == "dream" and config.learner.algorithm != "dpo"
+    if chosen.warm_start_success is not None and not dreams:
+        raise ConfigError("train.warm_start_success is measured in the dream: it needs train.mode=dream")
+    if dreams:
         _check_dream(config, spec, has_experience_model)
     if chosen.mode == "real" and chosen.audit_every:
         raise ConfigError("train.audit_every audits a dream: set it to 0, or set train.mode=dream")

@@ -48,7 +48,7 @@ from dreamgym.training.run_dir import (
 from dreamgym.training.run_recorder import RunRecorder, Stateful
 from dreamgym.training.settings_check import check, resolve_settings
 from dreamgym.training.uniform_tasks import UniformTasks
-from dreamgym.training.warm_start import seconds_of, warm_start
+from dreamgym.training.warm_start import reaches, seconds_of, warm_start
 from dreamgym.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -73,6 +73,19 @@ class Progress:
     warnings: tuple[str, ...] = ()
     endpoints: str = ""
     """Usage of endpoints so far, in one line; empty where none was used."""
+
+    @property
+    def note(self) -> str:
+        """The newest result in a few words."""
+        row = self.row
+        if row.get("kind") == "audit":
+            return f"{row['successes']['value'] or 0:.0%} of {row['successes']['count']} successes real"
+        if row.get("kind") == "train":
+            return f"success {row['success']:.0%}, return {row['return_mean']:.2f}"
+        if row.get("kind") == "evaluation":
+            value = row["success"]["value"]
+            return "" if value is None else f"real success {value:.0%} on {row['split']}"
+        return f"loss {row['loss']:.3f}" if "loss" in row else ""
 
 
 OnProgress = Callable[[Progress], None]
@@ -242,7 +255,7 @@ async def _gated_start(run: _Run, source: EpisodeSource, agent: Agent) -> None:
     run.report("gate", 0, 2)
     await gate.check_dream()
     run.report("gate", 1, 2)
-    await _warm_start(run, agent)
+    await _warm_start(run, agent, source)
     await gate.check_policy(source.factory, agent.policy_factory("gate"), source.tasks)
     run.report("gate", 2, 2)
     return None
@@ -319,18 +332,22 @@ def _initial_agent(run: _Run) -> Agent:
     return agent
 
 
-async def _warm_start(run: _Run, agent: Agent) -> None:
+async def _warm_start(run: _Run, agent: Agent, source: EpisodeSource | None = None) -> None:
     """SFT on recorded successes; skipped if the run has finished it before."""
     run_dir, chosen = run.run_dir, run.config.train
     if 0 in run_dir.saved_policies():
         agent.restore(run_dir.policy_weights(0))
         return
     if chosen.init_from is None and chosen.warm_start_steps:
+        share = chosen.warm_start_success
         await warm_start(
             *(agent, run.offline, run.config, run_dir),
             lambda step, row: run.report("warm start", step, chosen.warm_start_steps, row),
             refusals=run.refusals,
             think=run.spec.think if run.spec is not None else None,
+            enough=None
+            if share is None or source is None
+            else reaches(share, agent, source.factory, source.tasks, run.config.seed),
         )
     run_dir.save_policy(0, agent.weights())
 

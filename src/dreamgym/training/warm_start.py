@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
+from dreamgym.protocols import EnvironmentFactory
+from dreamgym.rollouts import GroupSettings, Origin, run_groups
+from dreamgym.seeding import derive_seed
 from dreamgym.training.agent import Agent
 from dreamgym.training.metrics import MetricsLog
 from dreamgym.training.run_dir import METRICS, WARM_START, RunDir
@@ -23,6 +26,14 @@ _LOG_EVERY = 10
 _SAVE_EVERY = 100
 """Updates that a crash may cost."""
 
+_CHECK_FROM, _CHECK_EVERY = 30, 15
+"""Updates before the first measurement of success in the dream, and between two."""
+_CHECK_TASKS = 32
+CHECK = "warm start check"
+"""The kind of their rows in the metrics."""
+
+Enough = Callable[[int], Awaitable[tuple[float, bool]]]
+"""Takes the number of updates; returns success in the dream, and whether it is enough to practise from."""
 OnUpdate = Callable[[int, dict[str, Any]], None]
 Think = Callable[[Task, Sequence[Transition], State], str | None]
 
@@ -36,17 +47,22 @@ async def warm_start(
     *,
     refusals: Collection[str] = (),
     think: Think | None = None,
+    enough: Enough | None = None,
 ) -> None:
-    """Fine-tunes the agent on successful trajectories. A refused action is context and the action after
-    it is trained: without such turns a refused policy repeats itself, since experts are never refused."""
+    """Fine-tunes the agent on successful trajectories. When `enough` says so, it ends after a third more
+    updates, over which the learning rate falls. A refused action is context and the action after it is
+    trained: without such turns a refused policy repeats itself, since experts are never refused."""
     sft = make_sft(agent, trajectories, config, refusals=refusals, think=think)
     state = folder.load(WARM_START)
     if state is not None:
         sft.load_state_dict(state)
     started = time.perf_counter() - seconds_of(state)
+    found: dict[str, int] = {}
+    if state is not None and "end" in state:
+        found["end"] = sft.total_steps = state["end"]
 
     def save() -> None:
-        folder.save(WARM_START, sft.state_dict() | {"seconds": time.perf_counter() - started})
+        folder.save(WARM_START, sft.state_dict() | found | {"seconds": time.perf_counter() - started})
 
     with MetricsLog(folder.path / METRICS) as log:
         try:
@@ -64,9 +80,38 @@ async def warm_start(
                     on_update(sft.steps, row)
                 if sft.steps % _SAVE_EVERY == 0:
                     save()
+                due = sft.steps >= _CHECK_FROM and sft.steps % _CHECK_EVERY == 0
+                if enough is not None and due and not sft.done and "end" not in found:
+                    success, reached = await enough(sft.steps)
+                    log.append({"kind": CHECK, "step": sft.steps, "success": success})
+                    if reached:
+                        found["end"] = sft.total_steps = min(sft.total_steps, sft.steps + sft.steps // 3)
                 await asyncio.sleep(0)  # a cancelled task stops here
         finally:
             save()
+
+
+def reaches(
+    share: float, agent: Agent, factory: EnvironmentFactory, tasks: Sequence[Task], seed: int
+) -> Enough:
+    """Whether this share of episodes succeeds in the dream; other tasks at each measurement."""
+
+    async def enough(updates: int) -> tuple[float, bool]:
+        number = derive_seed(seed, "warm start", updates)
+        report = await run_groups(
+            factory,
+            agent.policy_factory(),
+            random.Random(number).sample(tasks, min(_CHECK_TASKS, len(tasks))),
+            name=f"warm-start-{updates}",
+            seed=number,
+            settings=GroupSettings(size=1),
+            origin=Origin(source="synthetic"),
+        )
+        played = [each.success for group in report.groups for each in group.trajectories]
+        success = sum(played) / len(played) if played else 0.0
+        return success, success >= share
+
+    return enough
 
 
 def make_sft(

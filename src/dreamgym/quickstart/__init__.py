@@ -1,1 +1,0 @@
-"""The quickstart: presets for the whole loop on a small machine."""
