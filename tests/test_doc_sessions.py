@@ -54,9 +54,10 @@ RUN_ELSEWHERE = r"<!-- (tests/\S+\.py) runs from here -->.*<!-- \1 runs to here 
 
 NOT_RUN = {
     "pip install": "needs a package index",
-    "make quickstart": "makes a virtual environment, then trains for 15 minutes",
+    "make quickstart": "makes a virtual environment, then trains for 10 minutes",
     "make test": "is this test suite",
-    "dreamgym quickstart": "trains for minutes; tests/quickstart runs it with short settings",
+    "dreamgym quickstart": "trains for minutes; tests/learning runs it with short settings",
+    "dreamgym learn": "trains for minutes; tests/learning runs it with short settings",
     "dreamgym models serve": "serves until it is stopped; tests/models/test_serve.py starts it",
     "dreamgym buffer compact replay.sqlite --embedder": "PATH stands for a folder of weights",
     "python benchmarks/": "measures for minutes to hours; its options are parsed",

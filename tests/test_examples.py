@@ -103,6 +103,7 @@ def test_02_the_loop_trains_and_leaves_the_experience_model_as_it_was(runs: Path
 def test_03_an_own_environment_goes_end_to_end(tmp_path: Path) -> None:
     shown = run("03", tmp_path, OUT="vending", MODEL="nano", SCALE=0.02)
     assert "vending/agent@0" in shown
+    assert "vending/report.html" in shown
 
 
 def test_04_own_traces_go_end_to_end(tmp_path: Path) -> None:

@@ -294,6 +294,7 @@ async def learn(
     options: dict[str, Any] | None = None,
     model: str | None = None,
     lora: bool = False,
+    real_steps: int | None = None,
     seed: int = 0,
     scale: float = 1.0,
     log: Callable[[str], None] | None = None,
@@ -315,6 +316,7 @@ async def learn(
         options: of the environment.
         model: of both models: ``nano``, ``tiny``, ``small`` from scratch or ``hf:NAME_OR_PATH``.
         lora: train LoRA adapters of pretrained weights.
+        real_steps: that practice may take in the real environment, for audits; None for no audits.
         scale: multiplies the usual numbers of episodes, updates and steps.
         log: takes lines of text: stages, estimates, warnings.
         on_progress: takes a job, what is done of it, its total, and a note.
@@ -336,7 +338,13 @@ async def learn(
         name = environment
     given = [data] if isinstance(data, str | Path) else list(data)
     plan = Plan.load(
-        name, Path(out), values=values, data=[str(each) for each in given], experience=experience, scale=scale
+        name,
+        Path(out),
+        values=values,
+        data=[str(each) for each in given],
+        experience=experience,
+        real_steps=real_steps,
+        scale=scale,
     )
     real = environment if is_factory(environment) else None
     pipeline = Pipeline(plan=plan, real=cast(EnvironmentFactory | None, real))

@@ -24,7 +24,7 @@ from dreamgym.envs.synthetic import EpisodeStart, SyntheticEnvironment
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeFailedError
 from dreamgym.experience.world_sheet import fact_lines
 from dreamgym.protocols import Environment, EnvironmentFactory, find_expert, find_world_sheet
-from dreamgym.training.dream import real_start, recorded_start
+from dreamgym.training.dream import RecordedStarts, real_start, recorded_start
 from dreamgym.training.experience_loading import LoadedExperienceModel
 from dreamgym.types import Outcome, Provenance, Task, Trajectory, Transition
 
@@ -105,10 +105,11 @@ async def imagined_episode(
     """
     run, model = loaded.run, loaded.model
     split = split or (run.splits[0] if run.splits else None)
-    task, start = await _find_start(config, spec, split, wanted, sources)
+    black_box = not loaded.prompted and run.experience.facts == "replies"
+    task, start = await _find_start(config, spec, split, wanted, sources, known_replies=black_box)
     first = start.state
     try:
-        if not loaded.prompted:
+        if not loaded.prompted and not black_box:
             first = await model.imagine_start(task, start.sheet)
     except EpisodeFailedError as error:
         show(f"The first state is the real one; the experience model imagined none: {error}", "red")
@@ -123,12 +124,20 @@ async def imagined_episode(
 
 
 async def _find_start(
-    config: Config, spec: EnvironmentSpec | None, split: str | None, wanted: str, sources: Sequence[Path]
+    config: Config,
+    spec: EnvironmentSpec | None,
+    split: str | None,
+    wanted: str,
+    sources: Sequence[Path],
+    *,
+    known_replies: bool,
 ) -> tuple[Task, EpisodeStart]:
     name, seed = config.environment.name, config.seed
     if spec is None or sources:
-        trajectories = (each for source in sources for each in read_trajectories(source))
-        return recorded_start(trajectories, name, split=split, wanted=wanted)
+        trajectories = [each for source in sources for each in read_trajectories(source)]
+        task, start = recorded_start(trajectories, name, split=split, wanted=wanted)
+        known = RecordedStarts(trajectories, known_replies=True) if known_replies else None
+        return task, (known and known(task, seed)) or start
     options = validate(spec.options, config.environment.options, prefix="environment.options.")
     async with aclosing(spec.open(options)) as factory:
         task = await find_task(factory, split or factory.splits[0], wanted, seed=seed)

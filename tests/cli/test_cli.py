@@ -18,7 +18,7 @@ from dreamgym.cli import app, console
 from tests.command import dreamgym
 
 COMMANDS = [
-    "quickstart", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
+    "quickstart", "learn", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
     "data stats", "data validate", "data export", "buffer build", "buffer stats",
     "buffer search", "buffer compact", "experience train", "experience eval", "tasks list", "tasks show",
     "train", "evaluate", "report",
@@ -28,6 +28,7 @@ COMMANDS = [
 def test_the_commands_are_these() -> None:
     assert {command.name for command in app.registered_commands} == {
         "quickstart",
+        "learn",
         "collect",
         "ingest",
         "play",

@@ -91,12 +91,6 @@ def test_a_run_without_a_curriculum_says_so(recorded: Path) -> None:
     assert "only runs with a curriculum have one" in refused("tasks", "list", recorded)
 
 
-def test_the_quickstart_takes_any_known_environment() -> None:
-    assert "expected one of: alfworld, babyai, textcraft, textworld" in refused(
-        "quickstart", "--env", "vending"
-    )
-
-
 def test_the_split_of_an_evaluation_is_one_that_the_environment_has() -> None:
     for name in ("alfworld", "textworld"):
         splits = spec_of(name).splits

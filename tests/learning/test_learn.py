@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import signal
 import subprocess
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +104,7 @@ def test_traces_alone_are_enough_and_the_evaluation_is_skipped(
     for file in (out / "trajectories").glob("*.jsonl"):
         text = file.read_text(encoding="utf-8").replace(LAMP, "far-away")
         # Without checksums: these are the traces of somebody else.
-        rows = [
-            json.dumps({k: v for k, v in json.loads(line).items() if k != "crc"})
-            for line in text.splitlines()
-        ]
+        rows = [re.sub(r',"crc32":"\w+"}$', "}", line) for line in text.splitlines()]
         (traces / file.name).write_text("\n".join(rows) + "\n", encoding="utf-8")
     done = dreamgym("learn", "--data", traces, "--out", tmp_path / "run", *SMALL)
     assert done.returncode == 0, done.stderr
@@ -182,7 +181,7 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
 
 def test_a_larger_scale_means_more_of_everything_and_no_larger_steps(tmp_path: Path) -> None:
     plans = [Plan.load("textworld", tmp_path, scale=scale) for scale in (0.01, 0.3, 1, 4)]
-    for less, more in zip(plans, plans[1:], strict=False):
+    for less, more in pairwise(plans):
         assert less.config.experience.steps < more.config.experience.steps
         assert less.config.train.steps < more.config.train.steps
         assert less.extent.evaluation_episodes < more.extent.evaluation_episodes

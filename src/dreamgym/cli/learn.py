@@ -51,6 +51,10 @@ def learn_command(
     lora: Annotated[
         bool, typer.Option("--lora", help="Train LoRA adapters of hf:NAME_OR_PATH instead of all weights.")
     ] = False,
+    real_steps: Annotated[
+        int | None,
+        typer.Option(help="Real steps for audits during practice; by default it takes none.", min=1),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.", min=0)] = 0,
     scale: Scale = 1.0,
     config: ConfigFile = None,
@@ -68,6 +72,7 @@ def learn_command(
 
     - dreamgym learn --env examples/environments/vending.py:Vending --out runs/vending
     - dreamgym learn --env shop.py:Shop --model hf:HuggingFaceTB/SmolLM2-135M-Instruct --lora --out runs/shop
+    - dreamgym learn --env shop.py:Shop --real-steps 2000 --out runs/audited
     - dreamgym learn --data traces --out runs/traces
     - dreamgym learn --env alfworld --set train.steps=100 --out runs/household
     """
@@ -82,6 +87,7 @@ def learn_command(
         options=environment.get("options"),
         model=model,
         lora=lora,
+        real_steps=real_steps,
         scale=scale,
         **{"seed": seed, **values},
     )

@@ -27,7 +27,7 @@ from dreamgym.envs.registry import environment_names, open_environment
 from dreamgym.errors import ConfigError
 from dreamgym.play import find_task, imagined_episode, play
 from dreamgym.training.experience_loading import open_experience_model
-from dreamgym.training.experience_run import known_environment
+from dreamgym.training.experience_run import ExperienceRun, known_environment
 
 
 def play_command(
@@ -100,6 +100,10 @@ def _play_dream(
 ) -> None:
     name = config.environment.name
     spec = known_environment(name)
+    if not trajectories and not names_language_model(dream):
+        run = ExperienceRun.read(Path(dream))
+        if run.experience.facts == "replies":  # a black box: its facts are in its recordings
+            trajectories = run.data_sources(Path(dream))
     sources = [dataset_path(path) for path in trajectories or ()]
     if spec is None and not sources:
         raise ConfigError(

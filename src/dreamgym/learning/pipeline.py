@@ -245,7 +245,7 @@ class Pipeline:
             "seed": plan.config.seed,
             "experience": str(plan.config.train.experience),
             "agreement": done["experience"]["agreement"],
-            "train": {name: train[name] for name in ("steps", "ended")},
+            "train": {name: train[name] for name in ("steps", "ended", "gate") if name in train},
             "synthetic_steps": train["spent"].get("synthetic_steps", 0),
             "real_steps": {
                 "collect": done["collect"]["real_steps"],

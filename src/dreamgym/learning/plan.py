@@ -14,7 +14,7 @@ from pydantic import Field
 from dreamgym.config import HF_PREFIX, CollectConfig, Config, Section, validate
 from dreamgym.data.datasets import PREFIX as BUILTIN
 from dreamgym.data.datasets import builtin_experience, dataset_path
-from dreamgym.data.trajectories import read_trajectories
+from dreamgym.data.trajectories import read_trajectories, shards
 from dreamgym.envs.registry import EnvironmentSpec, find_environment
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.training.experience_run import ExperienceRun, known_environment
@@ -26,6 +26,7 @@ _ONLY_DOWN = ("tasks_per_step", "group_size")
 """A larger scale means more steps, not larger ones."""
 
 
+_AUDITS = 5
 LORA_RATE = 1e-4
 """Of practice; `presets/pretrained.toml` has that of all weights."""
 
@@ -62,12 +63,14 @@ class Plan:
         values: Mapping[str, Any] | None = None,
         data: Sequence[str] = (),
         experience: str | None = None,
+        real_steps: int | None = None,
         scale: float = 1.0,
     ) -> Plan:
         """
         Args:
             environment: its name; None for that of the data or of the experience model.
             values: settings by section, which win over the preset.
+            real_steps: budget of real steps for audits during practice.
             scale: multiplies the preset's episodes, updates and steps.
 
         Raises:
@@ -82,6 +85,8 @@ class Plan:
         extent = preset.pop("learn")
         _scale(preset, extent, scale)
         merged = _merged(preset, chosen)
+        if real_steps is not None:
+            _add_audits(merged["train"], real_steps)
         merged["environment"] = {**merged.get("environment", {}), "name": name}
         folder = out / "experience" if experience is None or experience.startswith(BUILTIN) else experience
         # The agent starts from the experience model's weights, which know the environment's language.
@@ -110,6 +115,15 @@ class Plan:
         spec = self.spec
         if spec is None and not self.data:
             find_environment(config.environment.name)  # says what is known
+        if self.experience is not None:
+            ExperienceRun.read(experience_folder(self.experience))
+        for source in self.data:
+            shards(dataset_path(source))
+        if spec is None and config.train.audit_every:
+            raise ConfigError(
+                f"audits need the real environment, {config.environment.name!r} is not installed: leave "
+                "out --real-steps"
+            )
         if spec is not None:
             validate(spec.options, config.environment.options, prefix="environment.options.")
         for section, chosen in (("experience", config.experience), ("agent", config.agent)):
@@ -158,6 +172,13 @@ def with_model(sections: Mapping[str, Mapping[str, Any]], model: str | None, *, 
     if lora:
         values.setdefault("learner", {}).setdefault("learning_rate", LORA_RATE)
     return values
+
+
+def _add_audits(train: dict[str, Any], real_steps: int) -> None:
+    """Audits at equal distances, each with an equal part of the budget."""
+    every = train.setdefault("audit_every", max(1, train["steps"] // _AUDITS))
+    train.setdefault("audit_steps", max(1, real_steps * every // max(every, train["steps"])))
+    train["real_steps"] = real_steps
 
 
 def _explored(collect: CollectConfig) -> CollectConfig:
