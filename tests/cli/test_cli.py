@@ -18,7 +18,8 @@ from dreamgym.cli import app, console
 from tests.command import dreamgym
 
 COMMANDS = [
-    "quickstart", "learn", "collect", "ingest", "play", "envs list", "envs describe", "envs check", "data show",
+    "quickstart", "learn", "collect", "ingest", "play", "envs list", "envs describe", "envs check",
+    "data show",
     "data stats", "data validate", "data export", "buffer build", "buffer stats",
     "buffer search", "buffer compact", "experience train", "experience eval", "tasks list", "tasks show",
     "train", "evaluate", "report",
