@@ -51,6 +51,8 @@ def test_an_environment_of_the_users_own_goes_from_recording_to_report(
     assert found["comparison"]["difference"]["count"] == found["after"]["success"]["count"] > 0
     assert found["real_steps"]["train"] == 0 < found["synthetic_steps"]
     assert min(found["real_steps"][name] for name in ("collect", "evaluate")) > 0
+    assert [file.name for file in Path(__file__).parent.glob("lamp.py*")] == ["lamp.py"]
+    assert len(list((out / "agent" / "evaluations").glob("*.json"))) == 1
     assert "<html" in (out / "report.html").read_text(encoding="utf-8")
 
 

@@ -25,6 +25,7 @@ from dreamgym.config import Config, nearest_name
 from dreamgym.data.datasets import dataset_path
 from dreamgym.envs.registry import environment_names, open_environment
 from dreamgym.errors import ConfigError
+from dreamgym.models.registry import names_language_model
 from dreamgym.play import find_task, imagined_episode, play
 from dreamgym.training.experience_loading import open_experience_model
 from dreamgym.training.experience_run import ExperienceRun, known_environment

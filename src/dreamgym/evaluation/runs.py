@@ -163,7 +163,7 @@ def _save(result: RunEvaluation) -> None:
     run, step = parse_policy_name(first.policy)
     named = names_language_model(first.policy)
     policy = _file_name(first.policy) if named else f"step-{step}"
-    name = f"{first.environment}-{first.split}-{first.seed}-{policy}"
+    name = f"{short_name(first.environment)}-{first.split}-{first.seed}-{policy}"
     if result.comparison is not None:
         name += f"-against-{_file_name(result.evaluations[1].policy)}"
     folder = Path(DIRECTORY) if named else run / DIRECTORY
