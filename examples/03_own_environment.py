@@ -39,10 +39,12 @@ class Vending:
 
 
 async def main() -> None:
+    # --8<-- [start:learn]
     found = await dg.learn(Vending, OUT, model=MODEL, scale=SCALE, seed=1, log=print)
     for when in ("before", "after"):  # practice in the dream
         print(when, found[when]["policy"], found[when]["success"])
     print("difference", found["comparison"]["difference"], found["report"])
+    # --8<-- [end:learn]
 
 
 asyncio.run(main())

@@ -19,7 +19,7 @@ from dreamgym.envs.registry import EnvironmentSpec, find_environment
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.training.model_setup import check_model
-from dreamgym.training.trainer import check
+from dreamgym.training.settings_check import check
 
 _SCALED = {"experience": ("steps",), "train": ("warm_start_steps", "steps")}
 _ONLY_DOWN = ("tasks_per_step", "group_size")

@@ -36,6 +36,7 @@ async def install_experience(source: Path, folder: Path) -> None:
 
 def ship(run: Path, folder: Path, name: str) -> None:
     """Write a run and its trajectories as they ship: weights in half precision, no checkpoint, no buffer."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     stored, out = ExperienceRun.read(run), folder / "experience" / name
@@ -43,7 +44,8 @@ def ship(run: Path, folder: Path, name: str) -> None:
     rows = (each for source in sources for each in read_trajectories(dataset_path(source)))
     ingest.export(rows, folder / f"{name}.jsonl.xz", format="trajectories")
     with atomic_directory(out) as fresh:
-        AutoModelForCausalLM.from_pretrained(run / MODEL).half().save_pretrained(fresh / MODEL)
+        model = AutoModelForCausalLM.from_pretrained(run / MODEL, dtype=torch.float16)
+        model.save_pretrained(fresh / MODEL)
         AutoTokenizer.from_pretrained(run / MODEL).save_pretrained(fresh / MODEL)
         for file in (RULES_FILE, CURVE):
             if (run / file).exists():
