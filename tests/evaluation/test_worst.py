@@ -91,8 +91,13 @@ def test_one_wrong_reply_of_one_is_not_worse_than_many() -> None:
         ),
         (
             [record("press", "Nuts.", "Gum.")],
-            {"recorded": [("e", "press")] * 7 + [("e", "look")], "policies": ("noisy:0.5", "clumsy:0.5")},
-            "7 examples were recorded; record more of this kind: dreamgym collect --env machine --policy noi",
+            {
+                "recorded": [("e", "press")] * 7 + [("e", "look")],
+                "policies": ("noisy:0.5", "clumsy:0.5"),
+                "options": {"slots": 3, "kind": "hot drinks"},
+            },
+            "7 examples were recorded; record more of this kind: dreamgym collect --env machine "
+            "--set environment.options.slots=3 --set 'environment.options.kind=hot drinks' --policy noisy",
         ),
     ],
 )

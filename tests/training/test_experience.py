@@ -102,5 +102,5 @@ async def test_without_a_buffer_of_yours_demonstrations_come_from_the_very_traje
 
 
 def test_a_folder_that_is_no_run_says_what_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="expected the run directory of an experience model"):
+    with pytest.raises(DataError, match=r"experience model, found no readable run\.json \(No such file"):
         load_experience_model(tmp_path)

@@ -222,7 +222,7 @@ def table(title: str, *columns: str, rows: Sequence[Sequence[object]] = ()) -> T
     for column in columns:
         made.add_column(column)
     for row in rows:
-        made.add_row(*(visible(str(cell)) for cell in row))
+        made.add_row(*(visible("-" if cell is None else str(cell)) for cell in row))
     return made
 
 

@@ -113,6 +113,7 @@ def advice_settings(
     by_expert = any(each.provenance.policy.startswith(_OF_EXPERT) for each in recorded)
     return AdviceSettings(
         environment=name,
+        options=run.environment.options,
         prompted=prompted,
         exchange_numbers=not prompted and run.experience.exchange_numbers,
         history=settings.history,

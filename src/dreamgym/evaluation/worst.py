@@ -6,9 +6,11 @@ values and the words that vary between episodes become slots.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -106,6 +108,7 @@ class AdviceSettings:
     """What the advice depends on: how the experience model was made."""
 
     environment: str
+    options: Mapping[str, Any] = field(default_factory=dict)
     prompted: bool = False
     exchange_numbers: bool = False
     history: int = 1
@@ -318,7 +321,8 @@ def _record_more(settings: AdviceSettings, *, failures: bool) -> str:
     if settings.policies is None:
         return "add traces of this kind, failures among them"
     policy = settings.policies[failures]
-    return (
-        f"record more of this kind: dreamgym collect --env {settings.environment} --policy {policy} "
-        "--episodes 300"
-    )
+    command = ["dreamgym", "collect", "--env", settings.environment]
+    for name, value in settings.options.items():
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        command += ["--set", f"environment.options.{name}={text}"]
+    return f"record more of this kind: {shlex.join([*command, '--policy', policy, '--episodes', '300'])}"

@@ -21,7 +21,13 @@ from dreamgym.errors import ConfigError, StoreError
 from dreamgym.files import atomic_directory
 from dreamgym.protocols import Environment
 from dreamgym.rollouts import PolicyFactory
-from dreamgym.training.model_setup import Precision, check_adapter, load_pretrained, sft_rates
+from dreamgym.training.model_setup import (
+    Precision,
+    check_adapter,
+    load_pretrained,
+    quiet_transformers,
+    sft_rates,
+)
 from dreamgym.training.run_dir import CONFIG, RunDir, parse_policy_name, read_config
 from dreamgym.types import Trajectory
 
@@ -268,6 +274,7 @@ def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path
             f"agent.model={config.agent.model!r} is trained from scratch and takes its vocabulary from "
             "trajectories, got none: pass data=dream.trajectories to Agent.load, or name some in train.data"
         )
+    quiet_transformers()
     # The last prompt of an episode contains nearly all earlier ones.
     lasts = ([*prompt_reply_pairs(each, config.agent)][-1] for each in trajectories if each.transitions)
     tokenizer = tiny.make_tokenizer(

@@ -83,8 +83,15 @@ class ExperienceRun(Section):
     def read(cls, run: Path) -> Self:
         try:
             return validate(cls, json.loads((run / RUN_FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError, ConfigError) as error:
-            raise DataError(f"{run}: expected the run directory of an experience model, {error!r}") from None
+        except OSError as error:
+            raise DataError(
+                f"{run}: expected the run directory of an experience model, found no readable {RUN_FILE} "
+                f"({error.strerror}); make one: dreamgym experience train --out {run}"
+            ) from None
+        except (ValueError, RecursionError, ConfigError) as error:
+            raise DataError(
+                f"{run}: expected the run directory of an experience model, {RUN_FILE} has: {error}"
+            ) from None
 
     def write(self, run: Path) -> None:
         with atomic_write(run / RUN_FILE) as partial:
