@@ -30,7 +30,7 @@ def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentS
             "set it to 0 and evaluate the run afterwards"
         )
     dreams = chosen.mode == "dream" and config.learner.algorithm != "dpo"
-    if chosen.warm_start_success is not None and not dreams:
+    if chosen.warm_start_success is not None and not dreams and chosen.init_from is None:
         raise ConfigError("train.warm_start_success is measured in the dream: it needs train.mode=dream")
     if dreams:
         _check_dream(config, spec, has_experience_model)
