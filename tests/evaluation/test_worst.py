@@ -122,6 +122,8 @@ def test_kinds_mask_what_varies_between_episodes_and_keep_the_rest() -> None:
     assert kind("cook purple onion with stove") == "cook … with stove"
     assert kind("go to shelf 9") == "go to shelf …"
     assert kind("insert coin") == "insert coin"
+    slots = Kinds([(f"e{number}", f"press {slot}") for number in range(3) for slot in "ABC"])
+    assert slots("press B") == "press …", "a single capital letter is an id"
     ticket = kind('{"name": "close_ticket", "arguments": {"id": "T-77"}}')
     assert ticket == kind(actions[3][1])
     assert "close_ticket" in ticket

@@ -74,7 +74,12 @@ def test_the_guide_leads_from_chats_to_a_dream_that_trains_an_agent(
     assert measured["judged"]["scores"]["informativeness"]["value"] == 1.0
     assert measured["replay_spread"]["mean_deviation"] == 0.0
     summary = json.loads((tmp_path / "runs" / "shop" / "summary.json").read_text(encoding="utf-8"))
-    [row] = summary["endpoints"]["rows"]
+    measured, row = sorted(summary["endpoints"]["rows"], key=lambda found: found["stage"])
+    assert (measured["stage"], measured["role"], summary["gate"]["verdict"]) == (
+        "gate",
+        "experience",
+        "passed",
+    )
     assert (row["stage"], row["role"], row["endpoint"]) == ("train", "experience", "strong")
     assert row["requests"] + row["cache_hits"] + row["shared"] == summary["spent"]["synthetic_steps"]
     assert all(schema is not None for schema in server.schemas)

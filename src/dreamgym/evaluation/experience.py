@@ -66,14 +66,12 @@ def evaluate_experience(
     """
     found = [trajectory for source in data for trajectory in read_trajectories(source)]
     environment_of_data(config.environment.name, found)
-    if experience_run(name, config).experience.facts == "replies":
-        found = with_known_replies(found)
+    found = as_asked(found, experience_run(name, config))
     others: list[Trajectory] = []
     if only_held_out:
         found, others = _held_out(name, found, config, log)
     if episodes is not None and len(found) > episodes:
         found = Random(config.seed).sample(found, episodes)
-    found = as_asked(found, experience_run(name, config))
     annotator = _annotator(name, config, annotations, log)
     with (
         asyncio.Runner() as runner,

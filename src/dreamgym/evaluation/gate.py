@@ -23,6 +23,8 @@ _FREQUENT = 0.05
 """Share of the replies from which on a kind of action counts by itself."""
 _LONG = 3
 """Actions of the shortest recorded success from which on its last action alone cannot be enough."""
+_FIRST = 32
+"""Transitions that are measured first."""
 _NEAR_MISSES = 4
 """One near miss for so many recorded transitions."""
 
@@ -80,13 +82,24 @@ async def check_dream(
     advice: AdviceSettings,
     *,
     transitions: int,
+    hopeless: float = 0.0,
     seed: int = 0,
 ) -> DreamCheck:
-    """Measure at most this many transitions of `trajectories`, and near misses made from `recorded`."""
+    """Measure at most this many transitions of `trajectories`, and near misses made from `recorded`.
+
+    A part of the transitions is measured first. Where its share of exact next states is surely below
+    `hopeless`, the rest is left out: a model that babbles takes its longest for every reply.
+    """
     chosen = _sample(trajectories, transitions, seed)
     questions = (await step_questions(annotator, chosen))[:transitions]
+    Random(f"gate questions/{seed}").shuffle(questions)
     misses = list(_near_misses(chosen, recorded, seed))[: max(1, transitions // _NEAR_MISSES)]
-    answered = _answered(await predict_steps(experience_model, questions))
+    answered = _answered(await predict_steps(experience_model, questions[:_FIRST]))
+    first = share_of_steps((each.trajectory_id, each.exact) for each in answered)
+    if first.high is not None and first.high < hopeless:
+        misses = []
+    else:
+        answered += _answered(await predict_steps(experience_model, questions[_FIRST:]))
     replies = [each for each in answered if _is_supported(each)]
     missed = _answered(await predict_steps(experience_model, misses))
     graded = [each for each in replies if each.real.graded]

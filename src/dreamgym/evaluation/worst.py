@@ -20,6 +20,8 @@ from dreamgym.evaluation.statistics import Estimate, share_of_steps
 SLOT = "…"
 _TOKEN = re.compile(r"\"[^\"\n]*\"|[^\W_][\w'’-]*|\S")
 _NAMED_VALUE = re.compile(r":\s*\"([^\"\n]+)\"")
+_VALUE = re.compile(r"\d|^\"|^[A-Z]$")
+"""In numbers, ids and quoted values."""
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
 _STATE_TOKENS = 12
 """Of a state that say what kind of state it is."""
@@ -76,7 +78,7 @@ class Kinds:
         kept, masked = self._kept.get(head, set()), list[str]()
         for token in self._tokens(text):
             value = token.strip('"')
-            fixed = value == head or (token in kept and not re.search(r"\d", token) and token[0] != '"')
+            fixed = value == head or (token in kept and not _VALUE.search(token))
             word = token if fixed or not re.search(r"\w", token) else SLOT
             if word != SLOT or not masked or masked[-1] != SLOT:
                 masked.append(word)
@@ -312,7 +314,7 @@ def _advice(cause: str, recorded: int | None, settings: AdviceSettings) -> str:
         return "only numbers are wrong: fine-tune with experience.exchange_numbers=false"
     if cause == CUT:
         return f"the state is cut to {settings.text_limit} characters: raise {section}.text_limit"
-    if cause in (HIDDEN, NUMBERS):
+    if cause == HIDDEN:
         return f"the prompt does not hold what decides: raise {section}.history ({settings.history} now)"
     return longer
 

@@ -86,6 +86,7 @@ class PracticeGate:
                 *(self._model, annotator, measured, self._offline),
                 advice_settings(run, self._config, kept, prompted=self._prompted),
                 transitions=_PROMPTED_TRANSITIONS if self._prompted else _TRANSITIONS,
+                hopeless=0.0 if self._prompted else chosen.gate_exact / 2,
                 seed=self._config.seed,
             )
         # A prompted model phrases states in words of its own.
@@ -102,16 +103,17 @@ class PracticeGate:
     async def check_policy(
         self, factory: EnvironmentFactory, make_policy: PolicyFactory, tasks: Sequence[Task]
     ) -> None:
-        """Episodes of the initial policy in the dream.
+        """Episodes of the initial policy in the dream, unless it has failed already.
 
         Raises:
             DreamRefusedError: as `check_dream`.
         """
         chosen = self._config.train
-        if chosen.gate == "off" or "policy" in self._found:
+        if chosen.gate == "off" or "policy" in self._found or self._found["reasons"]:
             return
         began = time.perf_counter()
-        episodes = _PROMPTED_EPISODES if self._prompted else _EPISODES
+        most = _PROMPTED_EPISODES if self._prompted else _EPISODES
+        episodes = max(1, min(most, chosen.tasks_per_step * chosen.group_size // 2))
         some = list(tasks)[:episodes]
         with stage("gate"):
             report = await run_groups(
