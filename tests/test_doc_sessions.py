@@ -60,15 +60,18 @@ NOT_RUN = {
     "dreamgym learn": "trains for minutes; tests/learning runs it with short settings",
     "dreamgym models serve": "serves until it is stopped; tests/models/test_serve.py starts it",
     "dreamgym buffer compact replay.sqlite --embedder": "PATH stands for a folder of weights",
+    "python -m dreamgym.learning.shipped": "replaces the weights that are shipped",
     "python benchmarks/": "measures for minutes to hours; its options are parsed",
 }
 TRAIN = "--steps 1 --model nano --set train.warm_start_steps=2 --set train.tasks_per_step=2"
+TRAIN += " --set train.gate=off"  # a model of two updates would be refused
 TRAIN += " --set train.group_size=2 --set train.horizon=3 --set agent.max_tokens=8"
 SHORT = {
     "dreamgym collect": "--episodes 4",
     "dreamgym experience train": "--model nano --steps 2 --set experience.batch=4",
     "dreamgym experience eval": "--episodes 2",
     "dreamgym experience audit": "--episodes 2",
+    "dreamgym experience attack": "--candidates 8 --min-real 0",
     "dreamgym train --sim-to-real": "--real-steps 12",
     "dreamgym train --mode real": f"--real-steps 12 --data trajectories {TRAIN}",
     "dreamgym train": TRAIN,
@@ -102,7 +105,7 @@ def expanded(pattern: str) -> list[str]:
 
 
 def run_command(command: str, typed: list[str], shown: list[str], replace: dict[str, str]) -> None:
-    if command.startswith("python "):
+    if command.startswith("python ") and not command.startswith("python -m"):
         parse_script(ROOT / command.split()[1], shlex.split(command)[2:])
     if beginning(command, NOT_RUN):
         return
@@ -251,8 +254,14 @@ def endpoints() -> Iterator[Session]:
         yield Session({"tokenizer": tokenizer}, table)
 
 
+def environments() -> Iterator[Session]:
+    shutil.copytree(ROOT / "examples" / "environments", "examples/environments")
+    yield Session()
+
+
 def fidelity() -> Iterator[Session]:
     shutil.copytree("runs/experience", "runs/shop")
+    shutil.copytree("trajectories", "unseen")
     trajectories = list(dg.read_trajectories("trajectories"))[:2]
     scores = {"consistency": 2, "diversity": 2, "informativeness": 1, "hallucination": 2}
     names = {
@@ -317,6 +326,7 @@ def trajectories() -> Iterator[Session]:
 PREPARE: dict[str, Callable[[], Iterator[Session]]] = {
     "docs/guides/curriculum.md": curriculum,
     "docs/guides/endpoints.md": endpoints,
+    "docs/guides/environments.md": environments,
     "docs/guides/experience-model.md": experience_model,
     "docs/guides/fidelity.md": fidelity,
     "docs/guides/language-models.md": language_models,

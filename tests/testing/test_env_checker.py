@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import mmap
 import os
 import random
 from collections.abc import Sequence
@@ -153,10 +154,12 @@ class Clueless(Corridor):
 
 
 class MemoryEater(Corridor):
-    eaten: list[bytes] = []  # noqa: RUF012 - being shared is the fault
+    eaten: list[mmap.mmap] = []  # noqa: RUF012 - being shared is the fault
 
     async def start(self) -> State:
-        MemoryEater.eaten.append(b"x" * 4_000_000)
+        page = mmap.mmap(-1, 4_000_000)  # not from the heap, where earlier tests may have left room
+        page.write(b"x" * 4_000_000)
+        MemoryEater.eaten.append(page)
         return await super().start()
 
 
