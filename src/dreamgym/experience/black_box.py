@@ -20,6 +20,7 @@ from dreamgym.experience.known_replies import (
     newest_counts,
     recorded_replies,
     references,
+    reply_form,
     resolve,
     seed_of,
     select,
@@ -106,6 +107,10 @@ class BlackBoxKnowledge:
     """Kinds of action whose reply does not depend on the state."""
     counters: frozenset[str] = frozenset()
     """Forms of sentences whose numbers change within episodes."""
+    names: frozenset[str] = frozenset()
+    """Exchangeable words."""
+    successes: frozenset[str] = frozenset()
+    """Forms of the replies with which recorded successes ended."""
     support: Support = field(default_factory=Support)
     refusal: str = "Nothing happens."
     """The most frequent reply of the recordings that changes nothing."""
@@ -165,6 +170,9 @@ class BlackBoxExperienceModel:
             *(task, selected, history, state.text, action, demonstrations), settings=self._settings
         )
         reply = await self._ask(text, references(selected, state.text, demonstrations))
+        form = reply_form(reply.next_state, self._knowledge.names)
+        if reply.success and self._knowledge.successes and form not in self._knowledge.successes:
+            reply = replace(reply, success=False, terminated=False)  # no success was ever told like this
         prediction = await make_prediction(
             *(reply, task, sheet, state, action),
             grader=self._grader,

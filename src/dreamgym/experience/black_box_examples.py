@@ -18,6 +18,7 @@ from dreamgym.experience.known_replies import (
     select,
     training_replies,
 )
+from dreamgym.experience.near_misses import is_near_miss
 from dreamgym.experience.reply_format import PromptSettings, reply_text, start_prompt, start_text
 from dreamgym.seeding import derive_seed
 from dreamgym.types import Annotation, Demonstration, Note, State, Trajectory, WorldSheet
@@ -37,15 +38,17 @@ def black_box_examples(
 ) -> Iterator[Example]:
     """The examples of one trajectory, whose sheet holds the replies of the other recordings of its task.
     With `plain`, the reasoning is the cause that can be seen instead of the annotation's."""
-    yield Example(
-        prompt=start_prompt(trajectory.task, WorldSheet(facts=()), settings),
-        reply=start_text(trajectory.start.text),
-        trajectory_id=trajectory.id,
-        position=START,
-    )
+    last = len(trajectory) - 1 if is_near_miss(trajectory) else 0
+    if not last:
+        yield Example(
+            prompt=start_prompt(trajectory.task, WorldSheet(facts=()), settings),
+            reply=start_text(trajectory.start.text),
+            trajectory_id=trajectory.id,
+            position=START,
+        )
     for position, step in enumerate(trajectory.transitions):
         retrieved = next(demonstrations)
-        if not step.outcome.graded:
+        if not step.outcome.graded or position < last:
             continue
         note = None if plain else annotation.notes[position]
         bare = Random(derive_seed("bare", trajectory.id, position)).random() < _BARE

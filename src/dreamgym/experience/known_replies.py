@@ -232,6 +232,25 @@ def shared_words(action: str, instruction: str, state: str) -> str:
     return f"task {named(instruction)}; state {named(state)}"
 
 
+def success_forms(trajectories: Iterable[Trajectory], names: Collection[str]) -> frozenset[str]:
+    """The forms of the replies with which recorded successes ended."""
+    return frozenset(
+        reply_form(step.outcome.next_state.text, names)
+        for trajectory in trajectories
+        for step in trajectory.transitions
+        if step.outcome.success
+    )
+
+
+def reply_form(text: str, names: Collection[str]) -> str:
+    """A text with ``#`` for each number and ``*`` for each name.
+
+    >>> reply_form("You take the nuts for 3 coins.", {"nuts", "gum"})
+    'You take the * for # coins.'
+    """
+    return _WORD.sub(lambda found: "*" if found[0] in names else found[0], _NUMBER.sub("#", text))
+
+
 def counter_forms(trajectories: Iterable[Trajectory]) -> frozenset[str]:
     """Sentences whose numbers change within episodes, with ``#`` for each number: counters."""
     changing: Counter[str] = Counter()

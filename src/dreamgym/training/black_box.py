@@ -13,12 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dreamgym.config import Config
+from dreamgym.config import HF_PREFIX, Config
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import DataError, EpisodeFailedError
 from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowledge
 from dreamgym.experience.dataset import held_out
-from dreamgym.experience.known_replies import counter_forms, persistent_kinds, with_known_replies
+from dreamgym.experience.exchangeable import exchangeable_words
+from dreamgym.experience.known_replies import (
+    counter_forms,
+    persistent_kinds,
+    success_forms,
+    with_known_replies,
+)
 from dreamgym.experience.support import Evidence, Support, fit_support, kinds_seen
 from dreamgym.files import write_text
 from dreamgym.protocols import Retriever
@@ -26,8 +32,10 @@ from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.types import Trajectory, WorldSheet
 
 KNOWLEDGE = "knowledge.json"
-_DEFAULTS = {"history": 8, "text_limit": 400, "exchange_numbers": False}
+_DEFAULTS: dict[str, Any] = {"history": 8, "text_limit": 400, "exchange_numbers": False}
 """Of `ExperienceConfig` where the settings say nothing: without a sheet, prompts show more of the past."""
+_LEARNING_RATE = 1.5e-3
+"""Of a model from scratch: at 3e-3, long prompts make the loss jump (docs/log.md)."""
 _CALIBRATION = 400
 """Held-out transitions that the support score is fitted on."""
 
@@ -41,6 +49,8 @@ def resolve_facts(config: Config, spec: EnvironmentSpec | None, recorded: Sequen
         chosen = chosen.model_copy(update={"facts": "sheet" if rules or sheets else "replies"})
     if chosen.facts == "replies":
         defaults = {k: v for k, v in _DEFAULTS.items() if k not in chosen.model_fields_set}
+        if chosen.learning_rate is None and not chosen.model.startswith(HF_PREFIX):
+            defaults["learning_rate"] = _LEARNING_RATE
         chosen = chosen.model_copy(update=defaults)
     return config.model_copy(update={"experience": chosen})
 
@@ -68,9 +78,12 @@ async def write_knowledge(
 
 def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
     """What the recordings say without a model."""
+    names = frozenset(word for words in exchangeable_words(recorded) for word in words)
     return BlackBoxKnowledge(
         persistent=persistent_kinds(recorded),
         counters=counter_forms(recorded),
+        names=names,
+        successes=success_forms(recorded, names),
         support=Support(seen=kinds_seen(recorded)),
         refusal=refusal_text(recorded),
     )
@@ -157,6 +170,8 @@ def save_knowledge(
     stored = {
         "persistent": sorted(knowledge.persistent),
         "counters": sorted(knowledge.counters),
+        "names": sorted(knowledge.names),
+        "successes": sorted(knowledge.successes),
         "refusal": knowledge.refusal,
         "weights": list(knowledge.support.weights),
         "seen": dict(sorted(knowledge.support.seen.items())),
@@ -172,6 +187,8 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
         return BlackBoxKnowledge(
             persistent=frozenset(map(str, stored["persistent"])),
             counters=frozenset(map(str, stored["counters"])),
+            names=frozenset(map(str, stored["names"])),
+            successes=frozenset(map(str, stored["successes"])),
             refusal=str(stored["refusal"]),
             support=Support(
                 weights=tuple(map(float, stored["weights"])),

@@ -14,6 +14,7 @@ from dreamgym.experience.black_box_examples import black_box_examples
 from dreamgym.experience.dataset import Example, examples, held_out, limit_repeats, oversample, variations
 from dreamgym.experience.exchangeable import exchangeable_words
 from dreamgym.experience.known_replies import with_known_replies
+from dreamgym.experience.near_misses import near_misses
 from dreamgym.experience.recorded_rules import RULES_FILE
 from dreamgym.experience.rule_mining import mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import with_sheet
@@ -156,7 +157,9 @@ async def split_examples(
     make = None
     if black_box:
         plain = annotator.name == PLAIN
-        make = partial(black_box_examples, knowledge=mine_knowledge(found), plain=plain)
+        knowledge = mine_knowledge(found)
+        make = partial(black_box_examples, knowledge=knowledge, plain=plain)
+        recorded += near_misses(recorded, exchangeable_words(found), refusal=knowledge.refusal)
     validating = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}
     parts: tuple[list[Example], list[Example]] = ([], [])
     async for example in examples(recorded, annotator, settings=settings, retriever=retriever, make=make):

@@ -116,7 +116,8 @@ def sft_rates(settings: AgentConfig | ExperienceConfig) -> dict[str, float | Non
     """
     chosen = settings.learning_rate if isinstance(settings, ExperienceConfig) else None
     if not settings.model.startswith(HF_PREFIX):
-        return {"learning_rate": chosen or 3e-3, "muon_lr": 0.02}
+        rate = chosen or 3e-3
+        return {"learning_rate": rate, "muon_lr": 0.02 * rate / 3e-3}
     usual = 2e-4 if settings.adapter == "lora" else 2e-5
     return {"learning_rate": chosen or usual, "muon_lr": None}
 
