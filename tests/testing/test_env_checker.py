@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import mmap
 import os
 import random
 from collections.abc import Sequence
@@ -154,12 +153,10 @@ class Clueless(Corridor):
 
 
 class MemoryEater(Corridor):
-    eaten: list[mmap.mmap] = []  # noqa: RUF012 - being shared is the fault
+    eaten: list[bytes] = []  # noqa: RUF012 - being shared is the fault
 
     async def start(self) -> State:
-        page = mmap.mmap(-1, 4_000_000)  # not from the heap, where earlier tests may have left room
-        page.write(b"x" * 4_000_000)
-        MemoryEater.eaten.append(page)
+        MemoryEater.eaten.append(b"x" * 4_000_000)
         return await super().start()
 
 
