@@ -1,7 +1,7 @@
 """Gymnasium's FrozenLake in words: `--env examples/environments/frozen_lake.py:FrozenLake`.
 
 It needs `gymnasium`. The ice is not slippery. Maps of 4 by 4 and 5 by 5 differ from task to task, and holes
-are seen only from the cells beside them.
+are seen only from adjacent cells.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def test_settings_that_cannot_work_are_named(folder: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Without what an open database keeps beside its file."""
+    """Without the extra files of an open database."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "sqlite-" not in path.name)
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

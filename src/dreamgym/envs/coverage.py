@@ -13,7 +13,7 @@ from dreamgym.types import Trajectory
 FEW = 5
 """A kind that was tried less often is not learned."""
 SAME_REPLY = 3
-"""A text that answers so many kinds of action is a refusal."""
+"""A text that answers at least this number of kinds of action is a refusal."""
 OTHER = "other text"
 """Actions of no kind that the environment lists, or that ever had an effect."""
 

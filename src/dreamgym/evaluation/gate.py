@@ -26,7 +26,7 @@ _LONG = 3
 _FIRST = 32
 """Transitions that are measured first."""
 _NEAR_MISSES = 4
-"""One near miss for so many recorded transitions."""
+"""Recorded transitions per near miss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def supported(outcome: Outcome) -> bool:
 
 
 def _sample(trajectories: Sequence[Trajectory], transitions: int, seed: int) -> list[Trajectory]:
-    """Whole trajectories in random order, until they have so many transitions."""
+    """Whole trajectories in random order, up to this number of transitions."""
     order = [each for each in trajectories if each.transitions]
     Random(f"gate/{seed}").shuffle(order)
     chosen: list[Trajectory] = []

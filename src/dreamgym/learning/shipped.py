@@ -1,5 +1,5 @@
 """Experience models that ship with the package: a run directory without its replay buffer, which is made anew
-from the trajectories that ship beside it."""
+from the trajectories that ship with it."""
 
 from __future__ import annotations
 

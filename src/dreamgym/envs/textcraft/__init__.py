@@ -26,7 +26,7 @@ NAME = "textcraft"
 SHARES = {"train": 7, "validation": 1, "test": 2}
 """Tenths of the goals in each split."""
 VARIANTS = 10
-"""Tasks with the same goal: other recipes beside it, in another order."""
+"""Tasks with the same goal: with other distractor recipes, in another order."""
 
 
 class TextCraftOptions(Section):
