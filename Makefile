@@ -6,11 +6,12 @@ STAMP := $(VENV)/.set-up
 # Processes that share the tests; each keeps to one thread.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart test lint types unit bench clean
+.PHONY: help setup quickstart test lint types unit docs bench clean
 
 help:
 	@echo "make quickstart   set up, then run the main job on the embedded default"
 	@echo "make test         set up, then lint, type check and run every test"
+	@echo "make docs         build the documentation into site/ (part of make test)"
 	@echo "make bench        print the benchmarks (quick settings)"
 	@echo "make clean        remove $(VENV) and what tools left behind"
 
@@ -42,6 +43,9 @@ types: setup
 unit: setup
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
 
+docs: setup
+	$(BIN)/mkdocs build --strict
+
 bench: setup
 	$(BIN)/python benchmarks/episode_processes.py --quick
 	$(BIN)/python benchmarks/replay.py --quick
@@ -50,4 +54,4 @@ bench: setup
 	$(BIN)/python benchmarks/training.py --quick
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -1,15 +1,17 @@
-"""Play an episode that an experience model imagines: type actions, read its answers.
+"""Play an episode that an experience model imagines, and read why it answers so.
+
+`dreamgym play --dream RUN` is the same from the keyboard.
 
 Minutes: 1 (after `make quickstart`, which fine-tunes the experience model). GPU: no.
 """
 
 import asyncio
 import os
-import sys
 
 import dreamgym as dg
 
 RUN = os.environ.get("RUN", "runs/quickstart/experience")
+ACTIONS = os.environ.get("ACTIONS", "examine cookbook,open fridge,inventory")
 
 
 async def main() -> None:
@@ -18,9 +20,9 @@ async def main() -> None:
         episode = dream.make(task)
         state = await episode.start()
         print(f"{task.instruction}\n\n{state.text}")
-        for line in sys.stdin:
-            outcome = await episode.step(line.strip())
-            print(f"{outcome.next_state.text}\n  because: {outcome.reasoning}")
+        for action in ACTIONS.split(","):
+            outcome = await episode.step(action)
+            print(f"\n> {action}\n{outcome.next_state.text}\n  because: {outcome.reasoning}")
             if outcome.over:
                 print("success" if outcome.success else "no success")
                 break

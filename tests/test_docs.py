@@ -128,6 +128,22 @@ def test_every_extra_is_explained() -> None:
             assert set(names.split(",")) <= set(project["optional-dependencies"]), page
 
 
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name != "log.md"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_settings_that_are_named_exist(page: Path) -> None:
+    known = {name for name, *_ in settings(Config)}
+    sections = "|".join(sorted({name.partition(".")[0] for name in known if "." in name}))
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(rf"(?:`|--set )((?:{sections})(?:\.\w+)+)(?:=[^`\n]*)?(?:`|\s)", text):
+        options = name.startswith("environment.options.")
+        assert options or name in known or name.rpartition(".")[2] in ("py", "md", "json", "jsonl"), (
+            f"{page}: {name}"
+        )
+
+
 @pytest.mark.parametrize("heading", ["One transition", "One synthetic turn"])
 def test_a_way_through_the_code_has_at_most_25_hops(heading: str) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
