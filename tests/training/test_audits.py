@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+import string
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.wrappers import FactoryWrapper
 from dreamgym.errors import ConfigError, DreamExploitedError
 from dreamgym.experience.annotate import PlainAnnotator
+from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.audits import LOG, AuditLog, Audits
 from dreamgym.training.experience import fine_tune
 from dreamgym.training.experience_loading import OWN_BUFFER, load_experience_model
 from dreamgym.training.experience_run import ExperienceRun
-from dreamgym.training.experience_update import UPDATES, VERSIONS, ExperienceUpdater
+from dreamgym.training.experience_update import FORGOTTEN, UPDATES, VERSIONS, ExperienceUpdater
 from dreamgym.training.metrics import read_metrics
 from dreamgym.training.run_dir import METRICS, RunDir
 from dreamgym.training.settings_check import check
@@ -158,48 +161,114 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@dataclass
+class Audited:
+    """A fine-tuned experience model of corridors, and the run directory of an agent that trains in it."""
+
+    home: Path
+    recorded: list[Trajectory]
+    run_dir: RunDir
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[tuple[Any, Audits]]:
+        """As a run begins or resumes: the language model behind the experience model, and its audits."""
+        with ReplayBuffer.open(self.home / OWN_BUFFER, read_only=True) as buffer:
+            model: Any = load_experience_model(self.home, retriever=buffer, cached_replies=100).model
+            updater = ExperienceUpdater(
+                model, ExperienceRun.read(self.home), PlainAnnotator(), buffer, self.recorded, self.run_dir
+            )
+            log = AuditLog(self.run_dir.path / LOG)
+            yield (
+                model.language_model,
+                Audits(FACTORY, log, every=1, steps=100, recorded=self.recorded, updater=updater),
+            )
+            log.close()
+            await model.language_model.aclose()
+
+    async def audit(self, audits: Audits, step: int) -> dict[str, Any]:
+        dreamt = [_wrong(each, number) for number, each in enumerate(self.recorded)]
+        groups = [RolloutGroup(task=each.task, trajectories=(each,)) for each in dreamt]
+        row = await audits.run(step, groups, None)
+        found: dict[str, Any] = row["experience_model"]
+        return found
+
+
+async def audited(folder: Path, **experience: Any) -> Audited:
+    await record(folder / "offline")
+    recorded = list(read_trajectories(folder / "offline"))
+    chosen = {"model": "nano", "steps": 60, "batch": 8, "vocabulary": 400, "validation": 0.2} | experience
+    config = Config.model_validate({"environment": {"name": "corridor"}, "experience": chosen})
+    await fine_tune(config, recorded, PlainAnnotator(), folder / "experience")
+    return Audited(folder / "experience", recorded, RunDir(folder / "run"))
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
 async def test_the_experience_model_learns_from_an_audit_and_its_run_stays_as_it_was(tmp_path: Path) -> None:
+    case = await audited(tmp_path)
+    before = contents(case.home)
+    async with case.opened() as (model, audits):
+        original = weights(model)
+        found = await case.audit(audits, 1)
+        assert found["updates"] == UPDATES
+        assert found["kept"], found
+        learnt, state = weights(model), audits.state_dict()
+        assert not same(learnt, original)
+    async with case.opened() as (model, audits):
+        assert same(weights(model), original)
+        audits.load_state_dict(state)
+        assert same(weights(model), learnt)
+    versions = sorted(file.name for file in (case.run_dir.path / VERSIONS).iterdir())
+    assert versions == ["000001.pt", "original.json"]
+    assert contents(case.home) == before
+
+
+async def test_an_update_is_compared_with_the_original_version_also_after_a_resume(tmp_path: Path) -> None:
+    case = await audited(tmp_path)
+    async with case.opened() as (model, audits):
+        first = await case.audit(audits, 1)
+        assert first["agreement_before"] == first["agreement_original"] > 0
+        assert first["agreement_after"] >= first["agreement_original"] - FORGOTTEN
+    async with case.opened() as (model, audits):
+        with torch.no_grad():  # a version that has forgotten nearly everything, in many small losses
+            for weight in model.model.parameters():
+                weight.add_(0.5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+        worse = weights(model)
+        second = await case.audit(audits, 2)
+        assert second["agreement_original"] == first["agreement_original"]
+        assert second["agreement_before"] < second["agreement_original"] - FORGOTTEN
+        assert not second["kept"], "it is not worse than the version before, but far worse than the original"
+        assert same(weights(model), worse), "the weights before the update are served again"
+    assert not (case.run_dir.path / VERSIONS / "000002.pt").exists()
+
+
+async def test_of_a_model_with_an_adapter_audits_update_the_adapter_alone(tmp_path: Path) -> None:
     await record(tmp_path / "offline")
-    recorded = list(read_trajectories(tmp_path / "offline"))
-    home = tmp_path / "experience"
-    config = Config.model_validate(
-        {
-            "environment": {"name": "corridor"},
-            "experience": {"model": "nano", "steps": 60, "batch": 8, "vocabulary": 400, "validation": 0.2},
-        }
-    )
-    await fine_tune(config, recorded, PlainAnnotator(), home)
-    before = contents(home)
-    dreamt = [_wrong(each, number) for number, each in enumerate(recorded)]
-    groups = [RolloutGroup(task=each.task, trajectories=(each,)) for each in dreamt]
-    run_dir = RunDir(tmp_path / "run")
-    with ReplayBuffer.open(home / OWN_BUFFER, read_only=True) as buffer:
-        loaded = load_experience_model(home, retriever=buffer, cached_replies=100)
-        model: Any = loaded.model
-        updater = ExperienceUpdater(
-            model, ExperienceRun.read(home), PlainAnnotator(), buffer, recorded, run_dir
-        )
-        weights = {name: w.detach().clone() for name, w in model.language_model.model.named_parameters()}
-        audits = Audits(
-            FACTORY, AuditLog(run_dir.path / LOG), every=1, steps=100, recorded=recorded, updater=updater
-        )
-        row = await audits.run(1, groups, None)
-        learnt = dict(model.language_model.model.named_parameters())
-        assert row["experience_model"]["updates"] == UPDATES
-        assert row["experience_model"]["kept"], row["experience_model"]
-        assert any(not torch.equal(learnt[name], old) for name, old in weights.items())
-        again: Any = load_experience_model(home, retriever=buffer).model
-        other = ExperienceUpdater(
-            again, ExperienceRun.read(home), PlainAnnotator(), buffer, recorded, run_dir
-        )
-        resumed = Audits(FACTORY, AuditLog(run_dir.path / "other.jsonl"), every=1, steps=100, updater=other)
-        resumed.load_state_dict(audits.state_dict())
-        restored = dict(again.language_model.model.named_parameters())
-        assert all(torch.equal(restored[name], weight) for name, weight in learnt.items())
-        await model.language_model.aclose()
-        await again.language_model.aclose()
-    assert [file.name for file in (run_dir.path / VERSIONS).iterdir()] == ["000001.pt"]
-    assert contents(home) == before
+    texts = [turn.state.text for each in read_trajectories(tmp_path / "offline") for turn in each.transitions]
+    tokenizer = make_tokenizer([*texts, *string.printable], vocab_size=400)
+    base = tmp_path / "base"
+    make_model("nano", tokenizer, family="llama").save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    case = await audited(tmp_path / "lora", model=f"hf:{base}", adapter="lora", lora_rank=2, steps=5)
+    async with case.opened() as (model, audits):
+        original = weights(model)
+        found = await case.audit(audits, 1)
+        assert found["kept"], found
+        learnt, state = weights(model), audits.state_dict()
+        changed = {name for name in learnt if not torch.equal(learnt[name], original[name])}
+        assert changed
+        assert all("lora_" in name for name in changed)
+    stored = torch.load(case.run_dir.path / VERSIONS / "000001.pt", weights_only=True)["weights"]
+    assert all("lora_" in name for name in stored)
+    async with case.opened() as (model, audits):
+        audits.load_state_dict(state)
+        assert same(weights(model), learnt)
 
 
 def _wrong(recorded: Trajectory, number: int) -> Trajectory:

@@ -109,7 +109,7 @@ class SFT:
         model.eval()
         matches = self._optimizer.logprobs.exact_matches(packed.all, micro_tokens=self.config.micro_tokens)
         model.train(training)
-        return matches / len(packed.all)
+        return matches / max(1, len(packed.all))
 
     def _sequences(self, place: int, member: int) -> list[PackedSequence]:
         """Of one trajectory, with permuted names or as they are; a batch may hold a trajectory twice."""

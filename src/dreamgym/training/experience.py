@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.experience.black_box import BlackBoxKnowledge
 from dreamgym.experience.black_box_examples import black_box_examples
 from dreamgym.experience.dataset import Example, examples, held_out, limit_repeats, oversample, variations
 from dreamgym.experience.exchangeable import exchangeable_words
@@ -148,8 +149,11 @@ async def split_examples(
     annotator: Annotator,
     actor: str | None,
     retriever: Retriever | None,
+    *,
+    knowledge: BlackBoxKnowledge | None = None,
 ) -> tuple[list[Example], list[Example]]:
-    """Examples of tasks to fine-tune on, and of held-out ones."""
+    """Examples of tasks to fine-tune on, and of held-out ones; `knowledge` of a black box is by default
+    mined from these recordings."""
     k = config.replay.demonstrations(prompted=False)
     settings = prompt_settings(config.experience, k, actor, config.environment.name)
     found, black_box = annotated(recorded, annotator), config.experience.facts == "replies"
@@ -157,7 +161,7 @@ async def split_examples(
     make = None
     if black_box:
         plain = annotator.name == PLAIN
-        knowledge = mine_knowledge(found)
+        knowledge = knowledge or mine_knowledge(found)
         make = partial(black_box_examples, knowledge=knowledge, plain=plain)
         recorded += near_misses(recorded, exchangeable_words(found), refusal=knowledge.refusal)
     validating = {t.id for t in recorded if held_out(t.task.id, config.experience.validation)}

@@ -1,25 +1,34 @@
 """Fine-tunes the experience model of a running practice on new real trajectories: a few updates, mixed with
 recorded examples, in a version of its weights that the agent's run keeps. The experience run stays as it is.
+
+Every version is compared with the original one, on the same held-out examples: many updates that each lose a
+little would lose much. A model that was fine-tuned with a LoRA adapter gets a new one, and only that changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dreamgym.config import Config, ReplayConfig
 from dreamgym.errors import StoreError
-from dreamgym.experience.dataset import Example, held_out
+from dreamgym.experience.dataset import Example
+from dreamgym.experience.dataset import held_out as is_held_out
+from dreamgym.files import write_text
 from dreamgym.protocols import Annotator, LanguageModel, Retriever
 from dreamgym.seeding import derive_seed
+from dreamgym.training.black_box import mine_knowledge
 from dreamgym.training.experience import exchangeable_names, split_examples
 from dreamgym.training.experience_run import ExperienceRun
 from dreamgym.training.fine_tuning import MAX_LENGTH
-from dreamgym.training.model_setup import LoadedModel, exchangeable_tokens, sft_rates
+from dreamgym.training.model_setup import LoadedModel, exchangeable_tokens, sft_rates, with_lora
 from dreamgym.training.run_dir import RunDir
 from dreamgym.types import Trajectory
 
@@ -30,13 +39,18 @@ if TYPE_CHECKING:
 
 VERSIONS = "experience"
 """In the run directory of the agent: the weights after each audit."""
+_ORIGINAL = f"{VERSIONS}/original.json"
+"""Held-out examples, and the share of them that the model predicted before its first update."""
 UPDATES = 30
 _RATE = 1 / 3
 """Of the learning rate of fine-tuning: the model is to keep what it knows."""
 _WARMUP = 5
-_OLD_TRAJECTORIES, _CHECKED = 64, 96
-_FORGOTTEN = 0.05
-"""Share of held-out replies that an update may lose; with a larger loss it is undone."""
+_REHEARSED = 3
+"""Recorded examples for each new one."""
+_OLD_TRAJECTORIES, _CHECKED = 64, 256
+FORGOTTEN = 0.03
+"""Share of held-out replies that a version may lose against the original; with a larger loss an update is
+undone."""
 
 
 class Updatable(Protocol):
@@ -64,9 +78,7 @@ class ExperienceUpdater:
     ) -> None:
         """`recorded` is what the experience model was fine-tuned on."""
         self._model, self._run, self._annotator, self._retriever = model, run, annotator, retriever
-        share = run.experience.validation
-        self._old = [each for each in recorded if not held_out(each.task.id, share)]
-        self._held_out = [each for each in recorded if held_out(each.task.id, share)]
+        self._recorded = recorded
         self._run_dir = run_dir
         self._seed = seed
         self._config = Config(
@@ -76,22 +88,30 @@ class ExperienceUpdater:
             replay=ReplayConfig(k=run.k, embedder=run.embedder),
         )
         self._names = exchangeable_names(self._config, recorded)
+        black_box = run.experience.facts == "replies"
+        self._knowledge = mine_knowledge(recorded) if black_box else None
+        if run.experience.adapter == "lora":
+            with self._language_model.updating():  # the adapter is put into the layers of the model
+                with_lora(
+                    self._language_model.model, run.experience, run.experience.model, seed, "experience"
+                )
 
     async def update(
         self, step: int, fresh: Sequence[Trajectory], earlier: Sequence[Trajectory]
     ) -> dict[str, Any]:
         """Fine-tune on `fresh` and earlier audits, and write the version `step`, unless old replies are
         forgotten; returns its metrics."""
-        new, old, checked = await self._data(step, fresh, earlier)
+        new, old = await self._data(step, fresh, earlier)
         served = self._language_model.model
         model, before = _trainable(served), _copy(served)
-        sft, check = self._sft(model, step, [*old, *new]), self._packed(checked)
-        loss, agreement = 0.0, [sft.exact_match(check)]
+        sft = self._sft(model, step, mixed(new, old))
+        original, held_out = await self._original(sft)
+        loss, agreement = 0.0, [sft.exact_match(held_out)]
         while not sft.done:
             loss = sft.step()["loss"]
             await asyncio.sleep(0)  # a cancelled task stops here
-        agreement.append(sft.exact_match(check))
-        kept = agreement[1] >= agreement[0] - _FORGOTTEN
+        agreement.append(sft.exact_match(held_out))
+        kept = agreement[1] >= original - FORGOTTEN
         weights = _copy(model) if kept else before
         self._serve(weights)
         if kept:
@@ -100,6 +120,7 @@ class ExperienceUpdater:
             "updates": sft.steps,
             "loss": loss,
             "examples": len(new),
+            "agreement_original": original,
             "agreement_before": agreement[0],
             "agreement_after": agreement[1],
             "kept": kept,
@@ -133,18 +154,54 @@ class ExperienceUpdater:
 
     async def _data(
         self, step: int, fresh: Sequence[Trajectory], earlier: Sequence[Trajectory]
-    ) -> tuple[list[Example], list[Example], list[Example]]:
-        """New examples, about as many old ones, and those to check that nothing is forgotten."""
+    ) -> tuple[list[Example], list[Example]]:
+        """New examples and recorded ones."""
+        new = [*earlier, *fresh]
+        ids, tasks = {each.id for each in new}, {each.task.id for each in new}
         rng = Random(derive_seed(self._seed, "audit examples", step))
-        known, new = [*_some(self._old, rng), *_some(self._held_out, rng)], [*earlier, *fresh]
-        trained, validated = await split_examples(
-            *(self._config, [*known, *new], self._annotator, self._run.actor, self._retriever)
-        )
-        ids = {each.id for each in new}
+        # A prompt shows what other recordings of its task tell.
+        known = self._some(rng, max(_OLD_TRAJECTORIES, _REHEARSED * len(new)), held_out=False, tasks=tasks)
+        trained, validated = await self._examples([*known, *new])
         found = [each for each in [*trained, *validated] if each.trajectory_id in ids]
-        old = [each for each in trained if each.trajectory_id not in ids]
-        checked = [each for each in validated if each.trajectory_id not in ids] or old
-        return found * max(1, round(len(old) / max(1, len(found)))), old, checked[:_CHECKED]
+        return found, [each for each in trained if each.trajectory_id not in ids]
+
+    async def _examples(self, trajectories: Sequence[Trajectory]) -> tuple[list[Example], list[Example]]:
+        return await split_examples(
+            *(self._config, trajectories, self._annotator, self._run.actor, self._retriever),
+            knowledge=self._knowledge,
+        )
+
+    async def _original(self, sft: SFT) -> tuple[float, PackedBatch]:
+        """The agreement of the original version and the examples it was measured on: measured before the
+        first update of the run."""
+        path = self._run_dir.path / _ORIGINAL
+        if path.exists():
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            return float(stored["agreement"]), self._packed(stored["examples"])
+        rng = Random(derive_seed(self._seed, "audit check"))
+        known = self._some(rng, _OLD_TRAJECTORIES, held_out=True)
+        known = known or self._some(rng, _OLD_TRAJECTORIES, held_out=False)
+        trained, validated = await self._examples(known)
+        checked = validated or trained
+        pairs = _pairs(rng.sample(checked, min(_CHECKED, len(checked))))
+        packed = self._packed(pairs)
+        agreement = sft.exact_match(packed)
+        write_text(path, json.dumps({"agreement": agreement, "examples": pairs}) + "\n")
+        return agreement, packed
+
+    def _some(
+        self, rng: Random, count: int, *, held_out: bool, tasks: Collection[str] = ()
+    ) -> list[Trajectory]:
+        """Those of these `tasks`, and `count` others, or a few more: all of a task or none."""
+        others: dict[str, list[Trajectory]] = defaultdict(list)
+        for each in self._recorded:
+            if is_held_out(each.task.id, self._run.experience.validation) == held_out:
+                others[each.task.id].append(each)
+        chosen: list[Trajectory] = []
+        for task in rng.sample(sorted(others), len(others)):
+            if task not in tasks and len(chosen) < count:
+                chosen += others[task]
+        return [each for each in self._recorded if each.task.id in tasks] + chosen
 
     def _sft(self, model: Any, step: int, data: Sequence[Example]) -> SFT:
         from dreamgym.rl.sft import SFT
@@ -160,7 +217,7 @@ class ExperienceUpdater:
         )
         return SFT(
             loaded,
-            self._packed(data),
+            self._packed(_pairs(data)),
             steps=UPDATES,
             batch_size=settings.batch,
             warmup_steps=_WARMUP,
@@ -168,24 +225,36 @@ class ExperienceUpdater:
             exchangeable=exchangeable_tokens(settings, loaded.tokenizer, self._names),
         )
 
-    def _packed(self, data: Sequence[Example]) -> PackedBatch:
+    def _packed(self, pairs: Iterable[Sequence[str]]) -> PackedBatch:
         from dreamgym.models.local.tokens import TextCodec
         from dreamgym.rl.packing import pack_replies
 
         tokenizer = self._language_model.tokenizer
         codec = TextCodec(tokenizer)
-        pairs = [
-            (codec.start(each.prompt), [*codec.more(each.reply), tokenizer.eos_token_id]) for each in data
+        tokens = [
+            (codec.start(prompt), [*codec.more(reply), tokenizer.eos_token_id]) for prompt, reply in pairs
         ]
-        return pack_replies(pair for pair in pairs if sum(map(len, pair)) <= MAX_LENGTH)
+        return pack_replies(pair for pair in tokens if sum(map(len, pair)) <= MAX_LENGTH)
+
+
+def mixed(new: Sequence[Example], old: Sequence[Example]) -> list[Example]:
+    """All examples, repeated so that there are about `_REHEARSED` old ones for each new one.
+
+    >>> [len(found) for found in (mixed("ab", "c" * 12), mixed("abcd", "e" * 6), mixed("ab", ""))]
+    [16, 16, 2]
+    """
+    if not new or not old:
+        return [*new, *old]
+    wanted = _REHEARSED * len(new)
+    return [*new] * max(1, len(old) // wanted) + [*old] * max(1, math.ceil(wanted / len(old)))
+
+
+def _pairs(data: Iterable[Example]) -> list[tuple[str, str]]:
+    return [(each.prompt, each.reply) for each in data]
 
 
 def _file(version: int) -> str:
     return f"{VERSIONS}/{version:06d}.pt"
-
-
-def _some(trajectories: Sequence[Trajectory], rng: Random) -> list[Trajectory]:
-    return rng.sample(trajectories, min(_OLD_TRAJECTORIES, len(trajectories)))
 
 
 def _copy(model: Any) -> dict[str, Any]:
@@ -198,5 +267,7 @@ def _trainable(served: Any) -> Any:
     """The model itself, or a copy in fp32: small updates of half precision are lost in rounding."""
     import torch
 
-    half = next(served.parameters()).dtype != torch.float32
+    from dreamgym.rl.optimizers import trainable_weights
+
+    half = any(weight.dtype != torch.float32 for weight in trainable_weights(served).values())
     return copy.deepcopy(served).float() if half else served

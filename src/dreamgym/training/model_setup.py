@@ -102,7 +102,7 @@ def load_pretrained(
     precision = choose_precision(settings.precision, device, from_scratch=from_scratch)
     model, tokenizer = _read(source, lora=settings.adapter == "lora", precision=precision)
     if settings.adapter == "lora":
-        model = _with_lora(model, settings, source, seed, section)
+        model = with_lora(model, settings, source, seed, section)
     return LoadedModel(
         model=model.to(device), tokenizer=tokenizer, sft_rates=sft_rates(settings), precision=precision
     )
@@ -207,9 +207,10 @@ def _read(source: str, *, lora: bool, precision: Precision) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _with_lora(
+def with_lora(
     model: Any, settings: AgentConfig | ExperienceConfig, source: str, seed: int, section: str
 ) -> Any:
+    """The model with a LoRA adapter, which PEFT puts into its layers; all other weights are frozen."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
