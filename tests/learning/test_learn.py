@@ -20,7 +20,7 @@ from dreamgym.cli.learn import suggestions
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.learning.plan import Plan
 from dreamgym.learning.stages import Stages
-from dreamgym.training.run_dir import read_config
+from dreamgym.training.run_dir import CHECKPOINT, RunDir, read_config
 from tests.command import INTERRUPTIBLE, dreamgym
 from tests.learning.lamp import Lamp
 
@@ -238,3 +238,25 @@ def test_finished_stages_are_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was started with seed=1, got 2"):
         Stages(tmp_path, {"seed": 2})
     shutil.rmtree(tmp_path)
+
+
+def test_settings_may_be_corrected_until_their_stage_has_finished(tmp_path: Path) -> None:
+    """As after a refusal by the gate, in the stage ``train``."""
+    given = {"seed": 1, "experience.steps": 5, "train.gate": "refuse", "learner.epochs": 1}
+    stages = Stages(tmp_path, given)
+    stages.finish("collect", 1.0, {})
+    stages.finish("experience", 1.0, {})
+    assert Stages(tmp_path, given | {"train.gate": "warn", "learner.epochs": 2}).done.keys() == {
+        "collect",
+        "experience",
+    }
+    longer = Stages(tmp_path, given | {"experience.steps": 9})
+    assert longer.done.keys() == {"collect"}, "fine-tuning goes on, recordings stay"
+    with pytest.raises(ConfigError, match="was started with seed=1, got 2"):
+        Stages(tmp_path, given | {"seed": 2})
+    RunDir(tmp_path / "agent").save(CHECKPOINT, {})
+    with pytest.raises(ConfigError, match=r"was started with experience\.steps=5, got 9"):
+        Stages(tmp_path, given | {"experience.steps": 9})
+    stages.finish("train", 1.0, {})
+    with pytest.raises(ConfigError, match=r"was started with train\.gate='refuse', got 'warn'"):
+        Stages(tmp_path, given | {"train.gate": "warn"})

@@ -88,7 +88,7 @@ async def test_ingested_traces_of_an_unknown_environment_become_a_model_that_ans
     shop: Path, tmp_path: Path
 ) -> None:
     done = dreamgym(
-        *("experience", "train", "--data", shop, "--env", "shop", *SMALL),
+        *("experience", "train", "--data", shop, *SMALL),
         *("--out", tmp_path / "run", "--json"),
     )
     assert done.returncode == 0, done.stderr
@@ -111,6 +111,12 @@ def test_trajectories_of_another_environment_are_refused_by_name(shop: Path, tmp
         assert done.returncode == 2
         reported = " ".join(done.stderr.split())
         assert f"expected trajectories of the environment '{name}', got 'shop'" in reported
+    two = ("--data", shop, "--data", "builtin:alfworld-mistakes")
+    done = dreamgym("experience", "train", *two, *SMALL, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "got 'alfworld', 'shop'; name theirs (--env), one experience model for each" in " ".join(
+        done.stderr.split()
+    )
 
 
 def test_recorded_explanations_are_used_and_missing_ones_are_counted(shop: Path, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from dreamgym.errors import DreamRefusedError
+from dreamgym.errors import ConfigError, DreamRefusedError
 from dreamgym.evaluation.gate import check_dream, check_policy
 from dreamgym.evaluation.worst import AdviceSettings
 from dreamgym.experience.annotate import PlainAnnotator
-from dreamgym.training.gate import GATE
+from dreamgym.training.run_dir import GATE, WARM_START, RunDir
 from dreamgym.training.trainer import train
 from dreamgym.types import (
     Outcome,
@@ -95,6 +96,25 @@ async def test_a_mended_dream_is_measured_again_and_off_measures_nothing(folder:
         settings(folder.with_name("others"), *SHORT, "train.gate=off"), experience_model=Forgiving()
     )
     assert other["gate"]["verdict"] == "off"
+
+
+async def test_a_refused_run_starts_again_with_corrected_settings_and_a_trained_one_does_not(
+    folder: Path,
+) -> None:
+    with pytest.raises(DreamRefusedError):
+        await train(settings(folder, *SHORT, "agent.max_tokens=3"), experience_model=Forgiving())
+    refused = RunDir(folder / "run")  # the gate may also refuse after the warm start
+    refused.save_policy(0, {"weights": torch.zeros(2)})
+    refused.save(WARM_START, {"steps": 9})
+    words = (*SHORT, "agent.max_tokens=4", "seed=1")
+    assert (await run(settings(folder, *words)))["gate"]["verdict"] == "passed"
+    fresh = folder.with_name("fresh")
+    await run(settings(fresh, *words))
+    weights, expected = (RunDir(each / "run").policy_weights(1) for each in (folder, fresh))
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    with pytest.raises(ConfigError, match="was started with seed=1, got 2"):
+        await run(settings(folder, *words, "seed=2"))
 
 
 # --- the bounds, on a vending machine ---

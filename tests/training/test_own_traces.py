@@ -185,7 +185,7 @@ def test_an_endpoint_explains_trajectories_for_an_experience_model_to_learn_from
 ) -> None:
     pytest.importorskip("torch")
     result = dreamgym(
-        *("experience", "train", "--data", traces, "--env", "shop", "--annotator", server.name),
+        *("experience", "train", "--data", traces, "--annotator", server.name),
         *("--model", "nano", "--steps", 1, "--out", "fine_tuned", "--json"),
     )
     assert result.exit_code == 0, result.output

@@ -22,7 +22,7 @@ from dreamgym.models.registry import LanguageModels
 from dreamgym.protocols import Annotator
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.annotators import PLAIN, annotated, choose_annotator
-from dreamgym.training.experience_run import environment_of_data
+from dreamgym.training.experience_run import environment_of_data, with_environment_of_data
 from dreamgym.types import Trajectory
 
 app = console.group(help="Experience models, which predict the environment: train, measure, attack, audit.")
@@ -68,7 +68,9 @@ def train(
     out: Annotated[Path, typer.Option(help="Run directory; an interrupted run in it is resumed.")] = Path(
         "experience"
     ),
-    env: Annotated[str | None, typer.Option(help="Environment that the trajectories come from.")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Environment of the trajectories; by default the one that they name.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Weight updates.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes weights, order and validation.")] = None,
     buffer: Annotated[Path | None, typer.Option(help="Replay buffer for demonstrations (replay.k).")] = None,
@@ -85,8 +87,8 @@ def train(
     - dreamgym experience train --model tiny --out runs/experience
     - dreamgym experience train --data trajectories --steps 4000 --set experience.history=2 --out runs/second
     - dreamgym experience train --data trajectories --without reasoning --out runs/no-reasoning
-    - dreamgym experience train --data shop --env shop --model hf:models/base --lora --out runs/shop
-    - dreamgym experience train --data shop --env shop --annotator hf:models/chat --out runs/annotated
+    - dreamgym experience train --data shop --model hf:models/base --lora --out runs/shop
+    - dreamgym experience train --data shop --annotator hf:models/chat --out runs/annotated
     """
     flags = {"environment.name": env, "experience.model": model, "experience.steps": steps, "seed": seed}
     flags["experience.adapter"] = "lora" if lora else None
@@ -172,6 +174,7 @@ async def run_fine_tuning(
     from dreamgym.training.fine_tuning import Progress
 
     recorded = [trajectory for source in sources for trajectory in read_trajectories(source)]
+    config = with_environment_of_data(config, recorded)
     chosen, actor, missing = await _annotated(config, recorded, out, annotator, annotations)
     store = None if buffer is None else ReplayBuffer.open_configured(buffer, config.replay, read_only=True)
     try:

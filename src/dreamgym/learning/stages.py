@@ -9,15 +9,19 @@ from typing import Any
 
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import write_text
+from dreamgym.training.run_dir import CHECKPOINT
 
 STAGES_FILE = "stages.json"
+_OF_TRAINING = ("train.", "learner.", "agent.", "curriculum.", "prompted.")
+"""Settings that may differ until the stage ``train`` has finished: its run checks them itself."""
 
 
 class Stages:
     """The results and seconds of finished stages."""
 
     def __init__(self, out: Path, given: Mapping[str, Any]) -> None:
-        """`given` are the settings of the run by their full names.
+        """`given` are the settings of the run by their full names. Those of a stage that has not finished may
+        differ; those of fine-tuning until the agent has trained.
 
         Raises:
             ConfigError: the directory belongs to a run with other settings.
@@ -37,11 +41,19 @@ class Stages:
                 f"{self._file}: expected the stages of a run of learn; choose another --out"
             ) from None
         for name in sorted(before.keys() | self._given.keys()):
-            if before.get(name) != self._given.get(name):
+            if before.get(name) != self._given.get(name) and not self._may_change(out, name):
                 raise ConfigError(
                     f"{out} was started with {name}={before.get(name)!r}, got {self._given.get(name)!r}; "
                     "choose another --out, or use the same settings to resume"
                 )
+
+    def _may_change(self, out: Path, name: str) -> bool:
+        if "train" in self.done:
+            return False
+        if name.startswith("experience.") and not (out / "agent" / CHECKPOINT).exists():
+            self.done.pop("experience", None)  # it is fine-tuned further, or says what it was started with
+            return True
+        return name.startswith(_OF_TRAINING)
 
     def finish(self, stage: str, seconds: float, result: Mapping[str, Any]) -> None:
         self.done[stage] = {"seconds": round(seconds, 1), **result}

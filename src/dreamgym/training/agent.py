@@ -28,14 +28,13 @@ from dreamgym.training.model_setup import (
     quiet_transformers,
     sft_rates,
 )
-from dreamgym.training.run_dir import CONFIG, RunDir, parse_policy_name, read_config
+from dreamgym.training.run_dir import BASE, CONFIG, RunDir, parse_policy_name, read_config
 from dreamgym.types import Trajectory
 
 if TYPE_CHECKING:
     from dreamgym.rl.policy_gradient import PolicyGradient
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-BASE = "base"
 _FREE = (
     *("device", "precision", "gradient_checkpointing"),
     *("temperature", "evaluation_temperature", "max_tokens"),

@@ -178,6 +178,15 @@ def known_environment(name: str) -> EnvironmentSpec | None:
     return find_environment(name) if is_known(name) else None
 
 
+def with_environment_of_data(config: Config, trajectories: Iterable[Trajectory]) -> Config:
+    """The settings with the environment that the trajectories name, where the settings name none."""
+    found = {trajectory.task.environment for trajectory in trajectories}
+    if "name" in config.environment.model_fields_set or len(found) != 1:
+        return config
+    environment = EnvironmentConfig(name=found.pop(), options=config.environment.options)
+    return config.model_copy(update={"environment": environment})
+
+
 def environment_of_data(name: str, trajectories: Iterable[Trajectory]) -> EnvironmentSpec | None:
     """`known_environment(name)`, which all trajectories must come from."""
     found = sorted({trajectory.task.environment for trajectory in trajectories})

@@ -23,9 +23,9 @@ from dreamgym.seeding import derive_seed
 from dreamgym.training.annotators import same_annotator
 from dreamgym.training.experience_loading import experience_run
 from dreamgym.training.experience_run import ExperienceRun, known_environment
+from dreamgym.training.run_dir import GATE
 from dreamgym.types import Task, Trajectory
 
-GATE = "gate.json"
 _TRANSITIONS, _EPISODES = 200, 32
 _PROMPTED_TRANSITIONS, _PROMPTED_EPISODES = 40, 4
 """A prompted model is slower, and may be paid for."""

@@ -22,6 +22,7 @@ weights under a LoRA adapter: a run can be moved, and used from any working dire
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Self
@@ -33,6 +34,7 @@ from dreamgym.files import atomic_write, lock_directory, write_text
 CONFIG, CHECKPOINT, WARM_START, METRICS = "config.json", "checkpoint.pt", "warm_start.pt", "metrics.jsonl"
 POLICIES, TRAJECTORIES, BUFFER = "policies", "trajectories", "replay.sqlite"
 EXPORT, SUMMARY, SELECTED = "policy", "summary.json", "selected.json"
+BASE, GATE = "base", "gate.json"
 
 _MAY_CHANGE = frozenset(
     {
@@ -65,10 +67,7 @@ class RunDir:
         except OSError as error:
             raise StoreError(f"{path}: cannot create the run directory: {error.strerror}") from None
         try:
-            if (path / CONFIG).exists():
-                check_resumable(path, read_config(path), config)
-            else:
-                write_text(path / CONFIG, config_json(config) + "\n")
+            _claim(path, config)
         except BaseException:
             lock.close()
             raise
@@ -165,6 +164,33 @@ def parse_policy_name(name: str) -> tuple[Path, int | None]:
     """
     run, at, step = name.rpartition("@")
     return (Path(run), int(step)) if at and step.isdecimal() else (Path(name), None)
+
+
+def _claim(path: Path, config: Config) -> None:
+    """Write the settings of a new run, or check that they are those of the run to resume. A run that the gate
+    refused has not trained: it starts again, with any settings."""
+    refused = _was_refused(path)
+    if (path / CONFIG).exists() and not refused:
+        return check_resumable(path, read_config(path), config)
+    for name in (BASE, WARM_START, POLICIES, METRICS, *(BUFFER + end for end in ("", "-wal", "-shm"))):
+        if refused and (path / name).is_dir():
+            shutil.rmtree(path / name)
+        elif refused:
+            (path / name).unlink(missing_ok=True)
+    write_text(path / CONFIG, config_json(config) + "\n")
+    if refused:
+        (path / GATE).unlink()  # last: if the process is killed before, the run is still a refused one
+    return None
+
+
+def _was_refused(path: Path) -> bool:
+    """Whether the gate stopped this run before its first training step."""
+    if (path / CHECKPOINT).exists() or (path / SUMMARY).exists():
+        return False
+    try:
+        return bool(json.loads((path / GATE).read_text(encoding="utf-8"))["verdict"] == "refused")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def check_resumable(path: Path, stored: Config, given: Config) -> None:

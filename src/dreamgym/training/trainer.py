@@ -23,7 +23,7 @@ from dreamgym.models.registry import LanguageModels
 from dreamgym.models.usage import stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
 from dreamgym.rollouts import CircuitBreaker, GroupSettings, Origin
-from dreamgym.training.agent import BASE, Agent, make_agent, make_learner, same_policy
+from dreamgym.training.agent import Agent, make_agent, make_learner, same_policy
 from dreamgym.training.audit_setup import open_audits
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import train_dpo
@@ -34,6 +34,7 @@ from dreamgym.training.metrics import MetricsLog, Row, read_metrics
 from dreamgym.training.monitors import Monitors
 from dreamgym.training.prediction_log import PREDICTIONS
 from dreamgym.training.run_dir import (
+    BASE,
     EXPORT,
     METRICS,
     SELECTED,
