@@ -1,6 +1,6 @@
 """The shell sessions and fragments of README and docs run, page by page.
 
-Each page is a session in a folder of its own, which begins as a copy of what README's commands leave:
+Each page is a session in a folder of its own, which begins as a copy of what the commands of START leave:
 `trajectories`, `runs/experience` and `runs/agent`. `PREPARE` adds what else a page takes for granted.
 `SHORT` is the one place where numbers are made small: its words are appended to a command, where the last
 value of an option counts. `NOT_RUN` lists what cannot run here, with the reason; `tests/test_docs.py` parses
@@ -49,6 +49,8 @@ from tests.training.test_guide import sessions
 
 pytestmark = pytest.mark.slow
 
+START = ROOT / "docs" / "start.md"
+
 RUN_ELSEWHERE = r"<!-- (tests/\S+\.py) runs from here -->.*<!-- \1 runs to here -->"
 """The parts of a page that a test of their own runs."""
 
@@ -83,7 +85,7 @@ SHORT = {
 
 def session_pages() -> list[Path]:
     pages = [page for page in PAGES if re.search(r"^```(console|python fragment)$", text_of(page), re.M)]
-    return [page for page in pages if page != ROOT / "README.md"]
+    return [page for page in pages if page != START]
 
 
 def text_of(page: Path) -> str:
@@ -157,12 +159,12 @@ def run_page(page: Path, names: dict[str, Any], replace: dict[str, str]) -> None
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What README's commands leave, run as they are written there."""
-    folder = tmp_path_factory.mktemp("readme")
+    """What the first commands of the documentation leave, run as they are written there."""
+    folder = tmp_path_factory.mktemp("start")
     before = Path.cwd()
     os.chdir(folder)
     try:
-        run_page(ROOT / "README.md", {}, {})
+        run_page(START, {}, {})
     finally:
         os.chdir(before)
     return folder
@@ -176,7 +178,7 @@ def test_what_is_not_run_is_in_the_documentation() -> None:
         assert any(command.startswith(start) for command in commands), start
 
 
-def test_the_commands_of_the_readme_lead_to_a_report(home: Path) -> None:
+def test_the_first_commands_lead_to_a_report(home: Path) -> None:
     assert "<html" in (home / "report.html").read_text(encoding="utf-8")
     assert (home / "runs" / "agent" / "policy" / "config.json").is_file()
     assert (home / "runs" / "experience" / "fidelity.json").is_file()
@@ -203,7 +205,7 @@ def fresh() -> Iterator[Session]:
 
 
 def household() -> list[dg.Trajectory]:
-    """Trajectories of ALFWorld, the default environment, instead of README's, and no runs."""
+    """Trajectories of ALFWorld, the default environment, instead of START's, and no runs."""
     shutil.rmtree("trajectories")
     shutil.rmtree("runs")
     shipped = list(islice(dg.read_trajectories(dg.builtin_dataset("alfworld")), 6))
@@ -333,7 +335,6 @@ PREPARE: dict[str, Callable[[], Iterator[Session]]] = {
     "docs/guides/quickstart.md": quickstart,
     "docs/guides/training.md": training,
     "docs/guides/trajectories.md": trajectories,
-    "docs/start.md": fresh,
     "src/dreamgym/datasets/README.md": fresh,
 }
 
