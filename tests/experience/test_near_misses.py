@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 from dreamgym.experience.near_misses import is_near_miss, near_misses
 from dreamgym.types import State, Trajectory
@@ -55,3 +56,9 @@ def test_where_it_is_admissible_nothing_is_claimed() -> None:
 def test_without_lists_of_admissible_actions_nothing_is_certain() -> None:
     plain = episode("other", "u", ("look", "A machine."))
     assert [each for each in near_misses([won(), plain], NAMES, refusal="No.") if each.task.id == "u"] == []
+
+
+def test_a_list_can_be_extended_by_its_own_near_misses() -> None:
+    found = [won(), wants_gum("look")]
+    found.extend(islice(near_misses(found, NAMES, refusal="No."), 50))
+    assert len(found) < 10

@@ -2,8 +2,8 @@
 
 It uses the task, the states, the admissible actions if there are any, and what earlier episodes of the same
 collection have shown (`ExplorationMemory`); never an expert. Most actions are admissible ones. The others are
-errors on purpose: an action seen elsewhere, a near miss (one argument exchanged), the last action again, free
-text. Some episodes first repeat an earlier episode of the same task up to a random place, or follow the
+errors on purpose: an action seen elsewhere, the action that won another task, a near miss (one argument
+exchanged), the last action again, free text. Some episodes first repeat an earlier episode of the same task up to a random place, or follow the
 actions of a success in another task, so that successes occur where random actions find few.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from dreamgym.types import Decision, State, Task, Trajectory, Transition
 
-ERRORS = {"elsewhere": 4, "near miss": 4, "repeated": 1, "free text": 1}
+ERRORS = {"elsewhere": 3, "winning": 3, "near miss": 4, "repeated": 1, "free text": 1}
 """Relative frequencies of the errors."""
 ERROR_SHARES = (0.05, 0.2, 0.5)
 """Share of errors among the actions of an episode, one of these: episodes with few of them get far."""
@@ -203,6 +203,8 @@ class ExplorePolicy:
             return history[-1].action if history else None
         if kind == "free text":
             return self._free_text(task, state)
+        if kind == "winning":
+            return self._winning(task)
         if kind == "elsewhere":
             return self._memory.useful(self._random)
         sources = list(state.admissible_actions or ())
@@ -210,6 +212,13 @@ class ExplorePolicy:
         if known is not None:
             sources.append(known)
         return self._near_miss(self._random.choice(sources), task, state) if sources else None
+
+    def _winning(self, task: Task) -> str | None:
+        """The last action of a success in another task: a policy that practises tries it too early."""
+        if not self._memory.successes:
+            return None
+        instruction, actions = self._random.choice(self._memory.successes)
+        return translate(actions[-1], instruction, task.instruction)
 
     def _free_text(self, task: Task, state: State) -> str:
         words = _words(f"{task.instruction} {state.text}") or ["hello"]

@@ -17,6 +17,7 @@ from dreamgym.experience.known_replies import (
     Selected,
     action_kind,
     known_replies,
+    mentions,
     newest_counts,
     recorded_replies,
     references,
@@ -94,6 +95,8 @@ def black_box_prompt(
         lines += [f"else: {pair(fact[2], fact[3])}" for fact in selected.elsewhere]
         if selected.here is not None:
             lines.append(f"here: {pair(selected.here[2], selected.here[3])}")
+    named = mentions(history, action) if settings.history else ()
+    lines += [f"past: {pair(past.action, past.outcome.next_state.text)}" for past in named] or ["past: -"]
     lines.append(f"same: {shared_words(action, task.instruction, state)}")
     lines.append(f"action: {quote_action(action)}")
     return "\n".join(lines) + "\n"

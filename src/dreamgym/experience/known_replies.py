@@ -31,11 +31,12 @@ _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d+")
 _ELSEWHERE, _RELATED = 2, 3
 """Replies to the same action in other states, and replies to other actions, in one prompt."""
-_PERSISTENT = 0.8
+_PERSISTENT = 0.95
 """Share of equal replies in different states from which the replies to a kind of action are persistent."""
 _MIN_PAIRS = 5
 _MAX_COUNTS = 8
 _MAX_SHARED = 8
+_MAX_MENTIONS = 4
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 _FUTURE, _DROPPED = 0.5, 0.4
 
@@ -230,6 +231,17 @@ def shared_words(action: str, instruction: str, state: str) -> str:
         return " ".join(word for word in words if word in known) or "-"
 
     return f"task {named(instruction)}; state {named(state)}"
+
+
+def mentions(history: Sequence[Transition], action: str) -> tuple[Transition, ...]:
+    """The newest transition of each kind of action in an episode that names a word of this action, the
+    newest last: what has happened to the things that the action is about."""
+    words = set(_words(action)[1:])
+    found: dict[str, Transition] = {}
+    for past in reversed(history):
+        if words & {*_words(past.action)[1:], *_words(past.outcome.next_state.text)}:
+            found.setdefault(action_kind(past.action), past)
+    return tuple(reversed(list(found.values())[:_MAX_MENTIONS]))
 
 
 def success_forms(trajectories: Iterable[Trajectory], names: Collection[str]) -> frozenset[str]:

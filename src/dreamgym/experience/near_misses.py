@@ -35,7 +35,7 @@ def near_misses(
     if not winning:
         return
     refusals = _refusals(trajectories)
-    for trajectory in trajectories:
+    for trajectory in tuple(trajectories):  # the caller may append what it gets
         rng = Random(derive_seed("near misses", trajectory.id))
         places = [n for n, step in enumerate(trajectory.transitions) if step.state.admissible_actions]
         for number, place in enumerate(rng.sample(places, min(PER_TRAJECTORY, len(places)))):
