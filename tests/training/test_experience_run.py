@@ -10,6 +10,7 @@ from dreamgym.config import load_config
 from dreamgym.data.datasets import builtin_dataset, dataset_path
 from dreamgym.envs.textworld import SPEC
 from dreamgym.errors import ConfigError
+from dreamgym.training.experience_loading import experience_run
 from dreamgym.training.experience_run import ExperienceRun, inherit_settings
 
 COOKING = [
@@ -41,6 +42,17 @@ def test_what_the_command_sets_itself_stays(tmp_path: Path) -> None:
     settings = ["train.horizon=3", 'train.data=["other"]', "environment.options.family=cooking"]
     config = inherit_settings(load_config(overrides=settings), name)
     assert (config.train.horizon, config.train.data) == (3, ["other"])
+
+
+def test_what_counts_as_supported_may_be_chosen_after_fine_tuning(tmp_path: Path) -> None:
+    name = written(tmp_path / "run")
+    assert inherit_settings(load_config(), name).experience.unsupported == "no_success"
+    config = inherit_settings(load_config(overrides=["experience.unsupported=end"]), name)
+    used = experience_run(name, config).experience
+    assert (used.unsupported, used.min_support) == (
+        "end",
+        ExperienceRun.read(Path(name)).experience.min_support,
+    )
 
 
 def test_a_run_that_was_moved_finds_the_trajectories_inside_it(tmp_path: Path) -> None:

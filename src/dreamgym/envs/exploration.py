@@ -3,8 +3,9 @@
 It uses the task, the states, the admissible actions if there are any, and what earlier episodes of the same
 collection have shown (`ExplorationMemory`); never an expert. Most actions are admissible ones. The others are
 errors on purpose: an action seen elsewhere, the action that won another task, a near miss (one argument
-exchanged), the last action again, free text. Some episodes first repeat an earlier episode of the same task up to a random place, or follow the
-actions of a success in another task, so that successes occur where random actions find few.
+exchanged), the last action again, free text. Some episodes first repeat an earlier episode of the same task
+up to a random place, or follow the actions of a success in another task, so that successes occur where random
+actions find few.
 """
 
 from __future__ import annotations

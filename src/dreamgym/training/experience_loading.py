@@ -24,7 +24,7 @@ from dreamgym.models.registry import NAMES, LanguageModels, check_language_model
 from dreamgym.protocols import ExperienceModel, Grader, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.black_box import read_knowledge
-from dreamgym.training.experience_run import ExperienceRun, known_environment
+from dreamgym.training.experience_run import ExperienceRun, known_environment, support_settings
 from dreamgym.types import State, Trajectory
 
 OWN_BUFFER = "replay.sqlite"
@@ -101,7 +101,9 @@ def load_experience_model(
 def experience_run(name: str, config: Config) -> ExperienceRun:
     """What travels with an experience model; for a prompted one, what the configuration says."""
     if not names_language_model(name):
-        return ExperienceRun.read(Path(name))
+        run = ExperienceRun.read(Path(name))
+        experience = run.experience.model_copy(update=support_settings(config))
+        return run.model_copy(update={"experience": experience})
     return ExperienceRun.of(config, known_environment(config.environment.name), annotator="", prompted=True)
 
 

@@ -20,8 +20,10 @@ from dreamgym.types import Trajectory
 RUN_FILE = "run.json"
 DEFAULT_HORIZON = 50
 """Actions of an imagined episode where neither settings nor environment limit it."""
+SUPPORT = ("min_support", "unsupported")
+"""Settings of ``experience`` that act when the model is used, not when it is fine-tuned."""
 _ANY_TIME = {
-    *(f"experience.{name}" for name in ("steps", "attempts", "refusal_ends")),
+    *(f"experience.{name}" for name in ("steps", "attempts", "refusal_ends", *SUPPORT)),
     *("experience.device", "experience.precision"),
     *("data", "splits", "horizon", "refusals"),
 }
@@ -130,8 +132,8 @@ class ExperienceRun(Section):
 
 
 def inherit_settings(config: Config, name: str) -> Config:
-    """The settings with environment, options, split, data and horizon of a fine-tuned run where they set
-    none; those of a prompted language model stay as they are."""
+    """The settings with environment, options, split, data, horizon and support of a fine-tuned run where they
+    set none; those of a prompted language model stay as they are."""
     if names_language_model(name):
         return config
     folder = Path(name)
@@ -161,8 +163,19 @@ def inherit_settings(config: Config, name: str) -> Config:
         update["horizon"] = run.horizon
     if "split" not in train.model_fields_set and run.splits and train.split not in run.splits:
         update["split"] = run.splits[0]
-    environment = EnvironmentConfig(name=run.environment.name, options=options)
-    return config.model_copy(update={"environment": environment, "train": train.model_copy(update=update)})
+    support = {name: getattr(run.experience, name) for name in SUPPORT}
+    update = {
+        "environment": EnvironmentConfig(name=run.environment.name, options=options),
+        "experience": config.experience.model_copy(update=support | support_settings(config)),
+        "train": train.model_copy(update=update),
+    }
+    return config.model_copy(update=update)
+
+
+def support_settings(config: Config) -> dict[str, Any]:
+    """What the settings say about unsupported predictions; they may differ from those of fine-tuning."""
+    chosen = config.experience
+    return {name: getattr(chosen, name) for name in SUPPORT if name in chosen.model_fields_set}
 
 
 def _differing(
