@@ -97,7 +97,7 @@ def test_a_file_imports_only_what_is_below_it(path: Path) -> None:
 
 IN_EPISODE_PROCESSES = {"envs.alfworld.pddl_env"}
 LEARNING = ("models.", "rl.")
-NETWORK = ("models.endpoint.", "models.serve")
+NETWORK = ("models.endpoint.", "models.serve", "integrations.openenv_server")
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)

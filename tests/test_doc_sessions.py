@@ -37,10 +37,12 @@ from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.tiny import make_model, make_tokenizer
+from dreamgym.testing import CorridorFactory
 from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.training.uniform_tasks import UniformTasks
 from dreamgym.types import CompletionRequest
 from tests.conftest import ROOT
+from tests.integrations.served_corridor import served_in_a_thread
 from tests.scripted_server import ScriptedServer
 from tests.test_docs import PAGES, SESSION_PYTHON, blocks
 from tests.training.dreaming import recited
@@ -60,6 +62,7 @@ NOT_RUN = {
     "make test": "is this test suite",
     "dreamgym quickstart": "trains for minutes; tests/learning runs it with short settings",
     "dreamgym learn": "trains for minutes; tests/learning runs it with short settings",
+    "dreamgym serve": "serves until it is stopped; tests/integrations starts it",
     "dreamgym models serve": "serves until it is stopped; tests/models/test_serve.py starts it",
     "dreamgym buffer compact replay.sqlite --embedder": "PATH stands for a folder of weights",
     "python -m dreamgym.learning.shipped": "replaces the weights that are shipped",
@@ -314,6 +317,11 @@ def training() -> Iterator[Session]:
     yield Session(names, shipped | toml | fragments)
 
 
+def serving() -> Iterator[Session]:
+    with served_in_a_thread(CorridorFactory()) as url:
+        yield Session(replace={"http://127.0.0.1:8000": url, "?mode=real": ""})
+
+
 def trajectories() -> Iterator[Session]:
     [first, *_] = dg.read_trajectories("trajectories")
     chat = {"messages": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]}
@@ -333,6 +341,7 @@ PREPARE: dict[str, Callable[[], Iterator[Session]]] = {
     "docs/guides/fidelity.md": fidelity,
     "docs/guides/language-models.md": language_models,
     "docs/guides/quickstart.md": quickstart,
+    "docs/guides/serving.md": serving,
     "docs/guides/training.md": training,
     "docs/guides/trajectories.md": trajectories,
     "src/dreamgym/datasets/README.md": fresh,

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any, Self
 
 from dreamgym.errors import MissingExtraError, StoreError
+from dreamgym.gc_pause import gc_frozen
 
 MAX_CONNECTIONS = 1024
 """More get status 503."""
+_MAX_MESSAGE = 1 << 20
+"""Bytes of a WebSocket message."""
+_PING_SECONDS = 20.0
 _HEADER_SECONDS = 10.0
 """A connection that has sent no complete request header by then is closed."""
 
@@ -18,12 +24,16 @@ _HEADER_SECONDS = 10.0
 class HttpServer:
     """Listens on loopback by default; may be started again at the same port after `aclose`."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, *, websockets: bool = False) -> None:
         try:
             import uvicorn  # noqa: F401
+
+            if websockets:
+                import websockets as _  # noqa: F401
         except ImportError:
-            raise MissingExtraError("an HTTP server", "serve") from None
+            raise MissingExtraError("a server", "serve") from None
         self._app = app
+        self._websockets = websockets
         self._server: Any = None
         self._running: asyncio.Task[None] | None = None
         self.host, self.port = "127.0.0.1", 0
@@ -44,7 +54,7 @@ class HttpServer:
                 f"cannot serve at {host}:{port}: {error.strerror or error}; choose another --port"
             ) from None
         self.host, self.port = host, int(listener.getsockname()[1])
-        self._server = _make_server(self._reject_ambiguous)
+        self._server = _make_server(self._reject_ambiguous, websockets=self._websockets)
         self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._running.done():  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -78,6 +88,21 @@ class HttpServer:
         server.should_exit = server.force_exit = True
         await asyncio.gather(running, *handlers, return_exceptions=True)
 
+    async def run(self, host: str, port: int, announce: Callable[[str], None]) -> None:
+        """Serve until SIGINT or SIGTERM; `announce` receives the address."""
+        await self.start(host, port)
+        try:
+            announce(self.url)
+            stopped = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                with suppress(NotImplementedError):  # not on Windows
+                    loop.add_signal_handler(number, stopped.set)
+            with gc_frozen():
+                await stopped.wait()
+        finally:
+            await self.aclose()
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -86,7 +111,7 @@ class HttpServer:
         await self.aclose()
 
 
-def _make_server(app: Any) -> Any:
+def _make_server(app: Any, *, websockets: bool) -> Any:
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -110,7 +135,11 @@ def _make_server(app: Any) -> Any:
             interface="asgi3",
             proxy_headers=False,
             server_header=False,
-            ws="none",
+            ws="websockets-sansio" if websockets else "none",
+            ws_max_size=_MAX_MESSAGE,
+            ws_ping_interval=_PING_SECONDS,
+            ws_ping_timeout=_PING_SECONDS,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,

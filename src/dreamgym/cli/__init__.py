@@ -20,6 +20,7 @@ from dreamgym.cli.learn import learn_command, quickstart
 from dreamgym.cli.models import app as models_app
 from dreamgym.cli.play import play_command
 from dreamgym.cli.report import report_command
+from dreamgym.cli.serve import serve_command
 from dreamgym.cli.tasks import app as tasks_app
 from dreamgym.cli.train import train_command
 
@@ -44,6 +45,7 @@ app = console.group(
     dreamgym train --experience runs/experience --out runs/agent     # no real step is taken
     dreamgym evaluate runs/agent --against runs/agent@0              # in the real environment
     dreamgym report runs/agent                                       # curves and episodes in one HTML file
+    dreamgym serve runs/experience                                   # the dream, for other trainers
     dreamgym models check endpoint:NAME                              # capabilities of your server
 
 Every command has `--help` with examples and prints JSON with `--json` (all but `play`). Ctrl-C saves what
@@ -62,6 +64,7 @@ console.command(app, "play")(play_command)
 console.command(app, "train")(train_command)
 console.command(app, "evaluate")(evaluate_command)
 console.command(app, "report")(report_command)
+console.command(app, "serve")(serve_command)
 app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")

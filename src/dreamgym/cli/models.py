@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +17,6 @@ from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import BaseUrl, ConfigFile, Json, Overrides, resolve
 from dreamgym.config import HF_PREFIX, EndpointConfig
 from dreamgym.errors import ConfigError, MissingExtraError
-from dreamgym.gc_pause import gc_frozen
 
 if TYPE_CHECKING:
     from dreamgym.models.endpoint.capabilities import Finding
@@ -136,15 +133,9 @@ async def _serve(source: str, name: str, host: str, port: int, key: str) -> None
         model_app(name, plain=local, chat=with_chat_template(local), context=context, key=key)
     )
     try:
-        await server.start(host, port)
-        console.out.print(f"serving {name} at {server.url}/v1", markup=False, soft_wrap=True)
-        stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # not on Windows
-                loop.add_signal_handler(number, stopped.set)
-        with gc_frozen():
-            await stopped.wait()
+        await server.run(
+            *(host, port),
+            lambda url: console.out.print(f"serving {name} at {url}/v1", markup=False, soft_wrap=True),
+        )
     finally:
-        await server.aclose()
         await local.aclose()

@@ -7,7 +7,7 @@ one with an entry point in the group ``dreamgym.environments``, whose value is a
     [project.entry-points."dreamgym.environments"]
     kitchen = "my_package.kitchen:SPEC"
 
-``black-box:NAME`` is any of them without its optional roles.
+``black-box:NAME`` is any of them without its optional roles, ``openenv:URL`` an OpenEnv server.
 
 Importing a spec must be cheap: heavy imports belong into `open`.
 """
@@ -26,6 +26,8 @@ from pydantic import ConfigDict
 from dreamgym.config import Section, nearest_name, validate
 from dreamgym.envs.adapters import ObjectFactory, is_factory
 from dreamgym.envs.black_box import PREFIX, BlackBoxFactory
+from dreamgym.envs.openenv import PREFIX as OPENENV
+from dreamgym.envs.openenv import OpenEnvOptions, open_openenv
 from dreamgym.envs.references import is_reference, load_reference, reference_exists
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import Annotator, EnvironmentFactory
@@ -196,6 +198,14 @@ def find_environment(name: str) -> EnvironmentSpec:
         return spec
     if name.startswith(PREFIX):
         return _black_box(find_environment(name.removeprefix(PREFIX)))
+    if name.startswith(OPENENV):
+        return EnvironmentSpec(
+            name=name,
+            open=lambda options: open_openenv(name, options),
+            summary="An OpenEnv server.",
+            options=OpenEnvOptions,
+            extra="endpoint",
+        )
     if is_reference(name):
         return _referenced.setdefault(name, _by_reference(name))
     raise ConfigError(f"unknown environment {name!r}{nearest_name(name, environment_names())}")
@@ -229,7 +239,12 @@ def _by_reference(name: str) -> EnvironmentSpec:
 def is_known(name: str) -> bool:
     """Whether an environment of this name can be found, perhaps with an extra installed."""
     name = name.removeprefix(PREFIX)
-    return name in environment_names() or name in _referenced or reference_exists(name)
+    return (
+        name in environment_names()
+        or name in _referenced
+        or name.startswith(OPENENV)
+        or reference_exists(name)
+    )
 
 
 def environment_horizon(spec: EnvironmentSpec | None, options: Mapping[str, Any]) -> int | None:

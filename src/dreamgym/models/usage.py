@@ -120,6 +120,15 @@ class Usage:
         """The row of the current stage."""
         return self.rows.setdefault((_stage.get(), role, endpoint), UsageRow())
 
+    def move(self, source: str, target: str) -> UsageRow:
+        """Count what one stage used under another one; returns its sum."""
+        moved = UsageRow()
+        for key in [key for key in self.rows if key[0] == source]:
+            row = self.rows.pop(key)
+            moved.add(row)
+            self.rows.setdefault((target, *key[1:]), UsageRow()).add(row)
+        return moved
+
     @property
     def total(self) -> UsageRow:
         total = UsageRow()

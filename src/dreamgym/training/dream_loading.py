@@ -90,11 +90,14 @@ class Dream(SyntheticFactory):
         self.buffer = buffer
         self.split = chosen.split
         self.config = config
+        self.start_for = start_for
+        self.models: LanguageModels | None = None
+        """Opens further language models, which share endpoints and budget."""
         self._resources: list[Any] = []
 
         def start(task: Task, seed: int) -> EpisodeStart | None:
             found = starts(task, seed)
-            return found if found is not None or start_for is None else start_for(task, seed)
+            return found if found is not None or self.start_for is None else self.start_for(task, seed)
 
         super().__init__(
             experience_model,
@@ -180,6 +183,7 @@ class Dream(SyntheticFactory):
             start_for=start_for,
             refusal_ends=loaded.run.experience.refusal_ends,
         )
+        dream.models = loaded.models
         dream._resources.append(getattr(loaded.model, "language_model", None))
         if models is None:
             dream._resources.append(loaded.models)
