@@ -22,6 +22,7 @@ from dreamgym.cli.play import play_command
 from dreamgym.cli.report import report_command
 from dreamgym.cli.serve import serve_command
 from dreamgym.cli.tasks import app as tasks_app
+from dreamgym.cli.track import track_command
 from dreamgym.cli.train import train_command
 
 app = console.group(
@@ -65,6 +66,7 @@ console.command(app, "train")(train_command)
 console.command(app, "evaluate")(evaluate_command)
 console.command(app, "report")(report_command)
 console.command(app, "serve")(serve_command)
+console.command(app, "track")(track_command)
 app.add_typer(envs_app, name="envs")
 app.add_typer(data_app, name="data")
 app.add_typer(buffer_app, name="buffer")

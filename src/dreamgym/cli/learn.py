@@ -15,6 +15,7 @@ from dreamgym import api
 from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import ConfigFile, Json, Overrides
+from dreamgym.cli.track import Track, mirrored
 from dreamgym.config import config_values
 from dreamgym.data.datasets import PREFIX as BUILTIN
 
@@ -57,6 +58,7 @@ def learn_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.", min=0)] = 0,
     scale: Scale = 1.0,
+    track: Track = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: Json = False,
@@ -80,6 +82,7 @@ def learn_command(
     environment = values.pop("environment", {})
     _run(
         as_json,
+        track,
         environment=env or environment.get("name"),
         out=out,
         data=data or (),
@@ -103,6 +106,7 @@ def quickstart(
         bool,
         typer.Option("--from-scratch", help="Also record games and fine-tune the experience model."),
     ] = False,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Train an agent in the dream of cooking games, and evaluate it in real games: `learn` with the default
@@ -119,18 +123,21 @@ def quickstart(
     - dreamgym quickstart --from-scratch --out runs/from-scratch
     """
     experience = None if from_scratch else BUILTIN + DEFAULT_ENVIRONMENT
-    _run(as_json, environment=DEFAULT_ENVIRONMENT, out=out, experience=experience, seed=seed, scale=scale)
+    chosen = {"environment": DEFAULT_ENVIRONMENT, "out": out, "experience": experience}
+    _run(as_json, track, **chosen, seed=seed, scale=scale)
 
 
-def _run(as_json: bool, **arguments: Any) -> None:
+def _run(as_json: bool, track: str | None, **arguments: Any) -> None:
     need_models()
-    with console.progress() as bar:
+    with console.progress() as bar, mirrored(arguments["out"] / "agent", track) as mirror:
         jobs: dict[str, TaskID] = {}
 
         def on_progress(job: str, done: int, total: int, note: str) -> None:
             if job not in jobs:
                 jobs[job] = bar.add_task(job, total=total)
             bar.update(jobs[job], completed=done, **({"note": note} if note else {}))
+            if mirror is not None:
+                mirror.sync()
 
         found = asyncio.run(api.learn(log=console.say, on_progress=on_progress, **arguments))
     console.show(found, tables(found), as_json=as_json)

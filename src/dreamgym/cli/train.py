@@ -14,10 +14,12 @@ from rich.table import Table
 from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
 from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
+from dreamgym.cli.track import Track, mirrored
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dreamgym.integrations.trackers import Mirror
     from dreamgym.training.trainer import OnProgress, Progress
 
 
@@ -66,6 +68,7 @@ def train_command(
         typer.Option(help="Budget of real environment steps, never exceeded; in the dream, of its audits."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
+    track: Track = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     dry_run: DryRun = False,
@@ -111,8 +114,8 @@ def train_command(
     if dry_run:
         console.show_config(resolved)
         return
-    with console.progress() as bar:
-        summary = asyncio.run(train(resolved, on_progress=on_progress(bar)))
+    with console.progress() as bar, mirrored(resolved.train.out, track) as mirror:
+        summary = asyncio.run(train(resolved, on_progress=on_progress(bar, mirror)))
     console.show(summary, summary_table(summary), as_json=as_json)
     if summary["steps"]:
         run = summary["out"]
@@ -143,8 +146,8 @@ def _settings(
     )
 
 
-def on_progress(bar: console.ProgressBar) -> OnProgress:
-    """Shows the stages of a run as jobs of a progress bar."""
+def on_progress(bar: console.ProgressBar, mirror: Mirror | None = None) -> OnProgress:
+    """Shows the stages of a run as jobs of a progress bar, and mirrors its metrics."""
     jobs: dict[str, TaskID] = {}
 
     def show(progress: Progress) -> None:
@@ -155,6 +158,8 @@ def on_progress(bar: console.ProgressBar) -> OnProgress:
             jobs[progress.stage] = bar.add_task(progress.stage, total=progress.total)
         note = ", ".join(filter(None, (progress.note, progress.endpoints)))
         bar.update(jobs[progress.stage], completed=progress.done, **({"note": note} if note else {}))
+        if mirror is not None:
+            mirror.sync()
 
     return show
 
