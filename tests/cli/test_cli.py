@@ -36,6 +36,7 @@ def test_the_commands_are_these() -> None:
         "train",
         "evaluate",
         "report",
+        "serve",
         "track",
     }
     assert {group.name for group in app.registered_groups} == {
