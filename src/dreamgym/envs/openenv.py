@@ -121,11 +121,11 @@ class OpenEnvServer:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"expected the http:// address of an OpenEnv server, got {url!r}")
         self.chosen: dict[str, str] = dict(parse_qsl(query))
-        self._headers = {}
+        self.headers: dict[str, str] = {}
         if (name := self.options.token_env) is not None:
             if not (token := os.environ.get(name, "").strip()):
                 raise ConfigError(f"token_env: expected a token in ${name}, which is not set")
-            self._headers = {"Authorization": f"Bearer {token}"}
+            self.headers = {"Authorization": f"Bearer {token}"}
         self._aiohttp = aiohttp
         self._session: Any = None
 
@@ -166,7 +166,7 @@ class OpenEnvServer:
             connector = self._aiohttp.TCPConnector(limit=0)
             timeout = self._aiohttp.ClientTimeout(total=self.options.seconds)
             self._session = self._aiohttp.ClientSession(
-                connector=connector, headers=self._headers, timeout=timeout
+                connector=connector, headers=self.headers, timeout=timeout
             )
         return self._session
 
@@ -180,7 +180,7 @@ class OpenEnvFactory:
         self.description: Mapping[str, Any] = {}
         self.splits: tuple[str, ...] = tuple(SEEDED_TASKS)
         self.action_field: str | None = None
-        self._environment: str | None = None
+        self.environment: str | None = None
         """Its name in the task API; None if it has none."""
         self._tasks: dict[str, list[Task]] = {}
 
@@ -207,7 +207,7 @@ class OpenEnvFactory:
         self.action_field = text_field(schema["action"])
         names = await self.server.http("/list_environments")
         if names and (splits := await self.server.http(f"/{names[0]}/splits")):
-            self._environment = names[0]
+            self.environment = names[0]
             self.splits = tuple(each["name"] if isinstance(each, dict) else str(each) for each in splits)
 
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
@@ -218,13 +218,13 @@ class OpenEnvFactory:
 
     async def _list(self, split: str) -> list[Task]:
         about = str(self.description.get("description") or self.name)
-        if self._environment is None:
+        if self.environment is None:
             offset = 0 if split == "train" else SEEDED_TASKS["train"]
             return [
                 self._task(split, f"{split}-{n}", about, {"seed": offset + n})
                 for n in range(SEEDED_TASKS[split])
             ]
-        found = await self.server.http(f"/{self._environment}/tasks", {"split": split})
+        found = await self.server.http(f"/{self.environment}/tasks", {"split": split})
         listed = (found or {}).get("tasks", [])
         rows = [each if isinstance(each, dict) else {"id": str(each)} for each in listed]
         return [

@@ -47,6 +47,7 @@ class CheckReport:
         return {"environment": self.environment, "passed": self.passed, "checks": checks}
 
 
+OnCheck = Callable[[Check], None]
 CheckFunction = Callable[[Subject], Awaitable[str]]
 """Returns what was tried; raises `CheckFailed` or `CheckSkipped`."""
 
@@ -76,7 +77,7 @@ async def check_environment(
     episodes: int = 200,
     concurrency: int = 32,
     split: str | None = None,
-    report: Callable[[Check], None] | None = None,
+    report: OnCheck | None = None,
 ) -> CheckReport:
     """Play episodes of an environment and apply all `CHECKS`.
 
@@ -90,23 +91,24 @@ async def check_environment(
     """
     own = not is_factory(environment)
     factory = make(environment, **(options or {})) if own else cast(EnvironmentFactory, environment)
-    notify = report or (lambda check: None)
     checks = []
     try:
         subject = Subject(
             factory, split=split or factory.splits[0], episodes=episodes, concurrency=concurrency
         )
         for name, function in CHECKS.items():
-            checks.append(await _run_check(name, function, subject, notify))
+            checks.append(await run_check(name, function, subject, report))
     finally:
         if own:
             await factory.aclose()
     return CheckReport(environment=factory.name, checks=tuple(checks))
 
 
-async def _run_check(
-    name: str, function: CheckFunction, subject: Subject, notify: Callable[[Check], None]
+async def run_check(
+    name: str, function: Callable[[Any], Awaitable[str]], subject: Any, report: OnCheck | None
 ) -> Check:
+    """Apply one check to a subject, whose `say` then reports progress."""
+    notify = report or (lambda check: None)
     subject.say = lambda detail: notify(Check(name=name, status="running", detail=detail))
     subject.say("")
     started = time.perf_counter()
