@@ -13,5 +13,5 @@ def derive_seed(*parts: object) -> int:
     >>> derive_seed(0, "step", 7) == derive_seed(0, "step", 8)
     False
     """
-    digest = hashlib.sha256("\0".join(str(part) for part in parts).encode("utf-8")).digest()
+    digest = hashlib.sha256("\0".join(str(part) for part in parts).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -16,7 +16,9 @@ from dreamgym.data.datasets import dataset_path
 from dreamgym.errors import ConfigError
 from dreamgym.evaluation.attack import Attack, attack
 from dreamgym.evaluation.experience import real_environment
+from dreamgym.models.registry import names_language_model
 from dreamgym.training.dream_loading import Dream, read_data
+from dreamgym.training.experience_run import with_environment_of_data
 from dreamgym.types import Trajectory
 
 _SHOWN = 160
@@ -45,7 +47,9 @@ def attack_command(
         float, typer.Option(help="Share of dreamt successes that must be real.", min=0, max=1)
     ] = 0.97,
     reward: Reward = None,
-    env: Annotated[str | None, typer.Option(help="Environment; by default the run's own.")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Environment; by default that of the run, or of the data.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Chooses the candidates.")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -66,9 +70,13 @@ def attack_command(
     - dreamgym experience attack runs/experience --candidates 10000 --json
 
     - dreamgym experience attack runs/experience --data unseen --real-steps 5000
+
+    - dreamgym experience attack endpoint:strong --config a.toml --data shop --reward endpoint:judge
     """
     resolved = settings_of_run(run, resolve(config, overrides, {"environment.name": env, "seed": seed}))
     trajectories = read_data([dataset_path(path) for path in data or resolved.train.data])
+    if names_language_model(run):
+        resolved = with_environment_of_data(resolved, trajectories)
     found = Attack(budget=candidates)
     try:
         asyncio.run(_search(run, resolved, trajectories, found, real_steps, reward))

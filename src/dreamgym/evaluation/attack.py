@@ -271,12 +271,14 @@ def _as_dreamt(dream: Replay) -> ActionList:
 
 def _closeness(dream: Replay) -> float:
     """How close an imagined episode came to a success: its reward, the accepted actions that changed
-    something, and how unsure its last refusal was; an episode that ended is further away."""
+    something, how unsure its last refusal was, and the support of what came last; an episode that ended is
+    further away."""
     refused = [outcome for outcome in dream.outcomes if outcome.info.get("refused")]
     changed = sum(bool(outcome.info.get("change", Change()) != Change()) for outcome in dream.outcomes)
     doubt = 1 - (refused[-1].confidence or 0.0) if refused else 0.0
     ended = any(outcome.terminated for outcome in dream.outcomes)
-    return 10 * dream.total_reward + changed / 5 + doubt - ended
+    support = dream.outcomes[-1].info.get("support", 0.0) if dream.outcomes else 0.0
+    return 10 * dream.total_reward + changed / 5 + doubt + support - ended
 
 
 def _false_success(candidate: Candidate, dream: Replay, real: Replay | None) -> FalseSuccess:

@@ -15,6 +15,7 @@ from dreamgym.experience.reply_format import ParsedReply
 from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.structured import ask_structured
 from dreamgym.types import (
+    Change,
     Completion,
     CompletionRequest,
     FailureKind,
@@ -98,7 +99,8 @@ class PromptedExperienceModel:
         def parse(completion: Completion) -> ParsedReply:
             reply = self._format.parse(completion.text)
             _check_facts(reply, context.sheet)
-            return reply
+            # Where no facts are known, none can be checked.
+            return reply if sheet.facts else replace(reply, change=Change())
 
         reply = await ask_structured(
             self._model,

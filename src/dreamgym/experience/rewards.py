@@ -5,7 +5,6 @@ satisfy the grader."""
 from __future__ import annotations
 
 import re
-from difflib import SequenceMatcher
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,9 +16,10 @@ from dreamgym.types import CompletionRequest, FailureKind, Task, Transition, Ver
 
 _TEXT_LIMIT = 4_000
 """Characters of each state in the prompt of a judge."""
-_MAX_QUOTED = 0.5
-"""Of the words of a piece of evidence may be a quotation of the action."""
+_COMPARED = 200
+"""Characters of a piece of evidence that are compared with the action."""
 _WORD = re.compile(r"\w+")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)")
 
 
 class SheetCheck:
@@ -48,7 +48,7 @@ class _Finding(BaseModel):
 
 
 class EvidenceJudge:
-    """Another language model decides, and must quote the evidence: a fact, or words of the next state that
+    """Another language model decides, and must quote the evidence: a fact, or words of the next state, that
     are not the action's own. It is asked only where the experience model claims success: elsewhere each error
     would be a reward for nothing."""
 
@@ -82,8 +82,10 @@ class EvidenceJudge:
             name="judge",
             attempts=self._attempts,
         )
-        shown = _contains(after, found.evidence) and not _is_quoted_from(found.evidence, transition.action)
-        return found.done and (shown or any(_contains(fact, found.evidence) for fact in facts))
+        evidence, action = found.evidence, transition.action
+        shown = _contains(after, evidence) and not _is_quoted_from(evidence, action)
+        held = any(_contains(fact, evidence) for fact in facts) and _adds_to(evidence, action)
+        return found.done and (shown or held)
 
 
 def _contains(text: str, evidence: str) -> bool:
@@ -97,13 +99,38 @@ def _contains(text: str, evidence: str) -> bool:
 
 
 def _is_quoted_from(evidence: str, action: str) -> bool:
-    """Whether a piece of evidence is mostly a quotation of the action.
+    """Whether more than half of a piece of evidence is a quotation of the action.
 
     >>> _is_quoted_from("the safe is open", "say: The safe is open!")
     True
     >>> _is_quoted_from("You pick up the mug 1 from the desk 1.", "take mug 1 from desk 1")
     False
     """
-    words, said = (_WORD.findall(text[:_TEXT_LIMIT].lower()) for text in (evidence, action))
-    most = SequenceMatcher(None, words, said, autojunk=False).find_longest_match().size
-    return not words or most > _MAX_QUOTED * len(words)
+    text = _words(evidence)[:_COMPARED]
+    half = len(text) // 2 + 1
+    parts = {text[start : start + half] for start in range(len(text) - half + 1)}
+    return not text or any(part in said for said in _readings(action) for part in parts)
+
+
+def _adds_to(evidence: str, action: str) -> bool:
+    """Whether a piece of evidence has a word that the action lacks.
+
+    >>> _adds_to("opened safe 1", "open safe 1"), _adds_to("safe 1", "open safe 1")
+    (True, False)
+    """
+    words = _words(evidence).split()
+    return all(not set(said.split()).issuperset(words) for said in _readings(action))
+
+
+def _readings(action: str) -> tuple[str, str]:
+    r"""The words of an action, as they are and with JSON's escapes undone.
+
+    >>> _readings(r"say \u0059ou\nwon")
+    ('say u0059ou nwon', 'say you won')
+    """
+    undone = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else " ", action)
+    return _words(action), _words(undone)
+
+
+def _words(text: str) -> str:
+    return " ".join(_WORD.findall(text[:_TEXT_LIMIT].lower()))

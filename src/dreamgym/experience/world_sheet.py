@@ -83,7 +83,10 @@ def violation(
         if fact not in held:
             return f"it ends {' '.join(fact)!r}, which does not hold"
     known = names_of(sheet.facts) | (rules.new_names if rules else frozenset())
+    predicates = {fact[0] for fact in sheet.facts}
     for fact in change.begun:
+        if fact[0] not in predicates and len(fact[0].split()) != 1:
+            return f"it begins {' '.join(fact)!r}: a new predicate has one word"
         for name in fact[1:]:
             if name not in known and not _told(name, texts):
                 named = "only the action names" if _mentions(action, name) else "nothing is known of"

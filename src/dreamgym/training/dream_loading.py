@@ -33,7 +33,12 @@ from dreamgym.training.experience_loading import (
     known_starts,
     load_experience_model,
 )
-from dreamgym.training.experience_run import DEFAULT_HORIZON, inherit_settings, known_environment
+from dreamgym.training.experience_run import (
+    DEFAULT_HORIZON,
+    inherit_settings,
+    known_environment,
+    with_environment_of_data,
+)
 from dreamgym.types import RolloutGroup, Task, Trajectory
 
 _REFUSAL = "Nothing happens."
@@ -139,7 +144,11 @@ class Dream(SyntheticFactory):
         config = config.model_copy(update={"train": validate(TrainConfig, train, prefix="train.")})
         trajectories = None if data is None else read_data(data)
         if names_language_model(name):
-            config = _of_data(config, name, trajectories)
+            if trajectories is None:
+                raise ConfigError(
+                    f"{name} is prompted, so it has no data of its own: pass data=, recorded episodes"
+                )
+            config = with_environment_of_data(config, trajectories)
         config = inherit_settings(config, name)
         if trajectories is None:
             trajectories = read_data(config.train.data)
@@ -271,17 +280,6 @@ def uses_demonstrations(config: Config) -> bool:
     """Whether the experience model of the settings is shown demonstrations."""
     name = config.train.experience
     return config.train.mode == "dream" and name is not None and demonstrations_shown(name, config) > 0
-
-
-def _of_data(config: Config, name: str, trajectories: Sequence[Trajectory] | None) -> Config:
-    """The settings with the environment of the trajectories, where they name none."""
-    if trajectories is None:
-        raise ConfigError(f"{name} is prompted, so it has no data of its own: pass data=, recorded episodes")
-    known = {each.task.environment for each in trajectories}
-    if "name" in config.environment.model_fields_set or len(known) != 1:
-        return config
-    environment = config.environment.model_copy(update={"name": known.pop()})
-    return config.model_copy(update={"environment": environment})
 
 
 def _can_succeed(config: Config) -> TaskCheck | None:
