@@ -12,7 +12,9 @@ from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.known_replies import (
     Selected,
     counter_forms,
+    mentions,
     newest_counts,
+    no_effect,
     persistent_kinds,
     recorded_replies,
     refer,
@@ -130,3 +132,58 @@ def test_a_sheet_carries_the_seed_of_its_episode() -> None:
     sheet = task_sheets([FIRST])["t"]
     assert seed_of(with_seed(with_seed(sheet, 3), 7)) == 7
     assert recorded_replies(with_seed(sheet, 7)) == recorded_replies(sheet)
+
+
+def corridor(name: str, task: str, *actions: str) -> Trajectory:
+    """A door that `open` opens; `say` is refused, `read` tells the number of the room."""
+    opened, steps = False, []
+    for action in actions:
+        opened |= action == "open"
+        replies = {"open": "The door opens.", "read": f"Room {task}.", "say": "What?"}
+        steps.append((action, replies.get(action, "You walk out." if opened else "The door is shut.")))
+    return episode(name, task, *steps, start=f"You are in room {task}.")
+
+
+CORRIDORS = [
+    corridor(f"{order}{task}", task, *actions)
+    for task in "abcdef"
+    for order, actions in enumerate(
+        (
+            ("say", "leave", "say", "leave", "open", "leave"),
+            ("leave", "leave", "read", "leave", "open", "say", "leave"),
+        )
+    )
+]
+
+
+def test_refusals_and_reading_are_found_to_have_no_effect() -> None:
+    found = no_effect(CORRIDORS)
+    assert found.replies == {"What?", "The door is shut."}
+    assert found.kinds == {"read/1"}, "the number of a room is no refusal, but it changes nothing"
+
+
+def test_a_state_lasts_until_something_has_an_effect() -> None:
+    found = no_effect(CORRIDORS)
+    turns = found.states(CORRIDORS[1].transitions)
+    assert [turn.state.text for turn in turns] == 5 * ["You are in room a."] + 2 * ["The door opens."]
+    assert [turn.outcome for turn in turns] == [turn.outcome for turn in CORRIDORS[1].transitions]
+    assert found.state_after(turns[:3], "Room a.") == "You are in room a."
+    assert found.state_after(turns[:5], "The door opens.") == "The door opens."
+
+
+def test_a_reply_that_was_known_before_a_refusal_is_known_after_it() -> None:
+    first, second = CORRIDORS[:2]
+    [known, *_] = with_known_replies(CORRIDORS)
+    sheet = known.sheet
+    assert sheet is not None
+    assert select(recorded_replies(sheet), first.start.text, "leave").here is not None
+    assert (first.start.text, "leave", "The door is shut.") in {
+        fact[1:] for fact in recorded_replies(task_sheets([first, second, *CORRIDORS[2:]])["a"])
+    }
+
+
+def test_what_happened_to_the_things_of_an_action_is_found_by_their_names() -> None:
+    steps = [("press A", "The nuts fall."), ("press B", "The gum falls."), ("read A", "Slot A: nuts.")]
+    past = episode("1", "t", *steps).transitions
+    assert [each.action for each in mentions(past, "take nuts")] == ["press A", "read A"]
+    assert mentions(past, "take cake") == mentions(past, "look") == ()

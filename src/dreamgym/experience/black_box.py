@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from dreamgym.experience.known_replies import (
     IMAGINED,
+    NoEffect,
     Selected,
     action_kind,
     known_replies,
@@ -52,7 +53,7 @@ from dreamgym.types import (
     WorldSheet,
 )
 
-_REPLIES = 4
+_REPLIES = 3
 """The newest transitions of a prompt that are shown with their replies."""
 _NO_REASONING = "think: \nchange:\n"
 UNSUPPORTED = "unsupported"
@@ -85,8 +86,9 @@ def black_box_prompt(
     older, newer = recent[:-_REPLIES], recent[-_REPLIES:]
     if older:  # what their replies revealed is among the known replies
         lines.append(f"then: {'; '.join(quote_action(past.action) for past in older)}")
-    lines += [f"then: {pair(past.action, past.outcome.next_state.text)}" for past in newer[:-1]]
-    lines += [f"then: {quote_action(past.action)}" for past in newer[-1:]]
+    for past in newer:
+        reply = past.outcome.next_state.text
+        lines.append(f"then: {quote_action(past.action) if reply == state else pair(past.action, reply)}")
     lines += [f"task: {escape(task.instruction)}", f"state: {cut(state)}"]
     if settings.sheet and selected.counts:
         lines.append(f"count: {cut(' '.join(selected.counts))}")
@@ -112,11 +114,20 @@ class BlackBoxKnowledge:
     """Forms of sentences whose numbers change within episodes."""
     names: frozenset[str] = frozenset()
     """Exchangeable words."""
+    inert: NoEffect = field(default_factory=NoEffect)
     successes: frozenset[str] = frozenset()
     """Forms of the replies with which recorded successes ended."""
     support: Support = field(default_factory=Support)
     refusal: str = "Nothing happens."
     """The most frequent reply of the recordings that changes nothing."""
+
+    def context(
+        self, history: Sequence[Transition], state: str
+    ) -> tuple[list[Transition], list[Transition], str]:
+        """The history with the states that last, what of it a prompt shows, and the state now."""
+        turns = self.inert.states(history)
+        shown = [each for each in turns if each.outcome.next_state.text not in self.inert.replies]
+        return turns, shown, self.inert.state_after(turns, state)
 
 
 class BlackBoxExperienceModel:
@@ -163,16 +174,15 @@ class BlackBoxExperienceModel:
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
         demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
-        counts = newest_counts(self._knowledge.counters, history, state.text)
-        selected = select(known_replies(sheet, history), state.text, action, self._knowledge.counters)
+        turns, past, now = self._knowledge.context(history, state.text)
+        counters = self._knowledge.counters
+        selected = select(known_replies(sheet, turns), now, action, counters)
         if self._settings.imagine and self._settings.sheet and not selected.known:
-            sheet = await self._imagine(task, sheet, history, state, action, demonstrations)
-            selected = select(known_replies(sheet, history), state.text, action, self._knowledge.counters)
-        selected = replace(selected, counts=counts)
-        text = black_box_prompt(
-            *(task, selected, history, state.text, action, demonstrations), settings=self._settings
-        )
-        reply = await self._ask(text, references(selected, state.text, demonstrations))
+            sheet = await self._imagine(task, sheet, history, now, action, demonstrations)
+            selected = select(known_replies(sheet, turns), now, action, counters)
+        selected = replace(selected, counts=newest_counts(counters, past, now))
+        text = black_box_prompt(*(task, selected, past, now, action, demonstrations), settings=self._settings)
+        reply = await self._ask(text, references(selected, now, demonstrations))
         form = reply_form(reply.next_state, self._knowledge.names)
         if reply.success and self._knowledge.successes and form not in self._knowledge.successes:
             reply = replace(reply, success=False, terminated=False)  # no success was ever told like this
@@ -189,14 +199,14 @@ class BlackBoxExperienceModel:
         task: Task,
         sheet: WorldSheet,
         history: Sequence[Transition],
-        state: State,
+        state: str,
         action: str,
         demonstrations: Sequence[Demonstration],
     ) -> WorldSheet:
         """The sheet with an imagined reply to this action, the same for every member of the group: it
         depends on what the recordings know, and neither on history nor on earlier imagined replies."""
         persistent = action_kind(action) in self._knowledge.persistent
-        where = (history[0].state if persistent and history else state).text
+        where = history[0].state.text if persistent and history else state
         selected = select(recorded_replies(sheet), where, action, self._knowledge.counters)
         text = black_box_prompt(*(task, selected, (), where, action, demonstrations), settings=self._settings)
         seed = derive_seed(seed_of(sheet), task.id, "" if persistent else where, action)

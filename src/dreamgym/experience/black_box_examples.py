@@ -65,10 +65,12 @@ def _example(
     knowledge: BlackBoxKnowledge,
     without_history: bool,
 ) -> Example:
-    step, history = trajectory.transitions[position], trajectory.transitions[:position]
-    state, known = step.state.text, training_replies(trajectory, position)
+    step = trajectory.transitions[position]
+    _, history, state = knowledge.context(trajectory.transitions[:position], step.state.text)
+    step = replace(step, state=replace(step.state, text=state))
+    known = training_replies(trajectory, position, knowledge.inert)
     if without_history:  # as an imagined reply is asked for
-        history = ()
+        history = []
         state = trajectory.start.text if action_kind(step.action) in knowledge.persistent else state
         recorded = recorded_replies(trajectory.sheet or WorldSheet(facts=()))
         known = [fact for fact in recorded if fact[2] != step.action]

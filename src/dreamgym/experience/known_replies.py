@@ -34,6 +34,8 @@ _ELSEWHERE, _RELATED = 2, 3
 _PERSISTENT = 0.95
 """Share of equal replies in different states from which the replies to a kind of action are persistent."""
 _MIN_PAIRS = 5
+_FREQUENT, _EQUAL = 0.1, 0.6
+"""Share of the tasks that know a reply without effect, and of equal replies before and after it."""
 _MAX_COUNTS = 8
 _MAX_SHARED = 8
 _MAX_MENTIONS = 4
@@ -73,13 +75,95 @@ def _fact(step: Transition) -> Fact:
     return reply_fact(step.state.text, step.action, step.outcome.next_state.text)
 
 
-def trajectory_replies(trajectory: Trajectory) -> list[Fact]:
-    return list(map(_fact, trajectory.transitions))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoEffect:
+    """What leaves an environment as it is; see `no_effect`."""
+
+    replies: frozenset[str] = frozenset()
+    """Texts such as refusals; they say nothing about the state either."""
+    kinds: frozenset[str] = frozenset()
+    """Kinds of action that only read."""
+
+    def __contains__(self, step: Transition) -> bool:
+        return step.outcome.next_state.text in self.replies or action_kind(step.action) in self.kinds
+
+    def states(self, transitions: Sequence[Transition]) -> list[Transition]:
+        """The same transitions; a state lasts until something has an effect."""
+        found: list[Transition] = []
+        for before, step in zip((None, *transitions), transitions, strict=False):
+            state = found[-1].state.text if before is not None and before in self else step.state.text
+            same = state == step.state.text
+            found.append(step if same else replace(step, state=replace(step.state, text=state)))
+        return found
+
+    def state_after(self, history: Sequence[Transition], state: str) -> str:
+        """The state that lasts after a history with `states`."""
+        return history[-1].state.text if history and history[-1] in self else state
+
+
+NOTHING_KNOWN: Final = NoEffect()
+
+
+def no_effect(trajectories: Iterable[Trajectory]) -> NoEffect:
+    """Mines replies and kinds of action without effect: what is done next gets the reply that it got before,
+    counted over actions to which the task knows several replies. Such replies are known in many tasks; texts
+    like first states describe the state and are none of them."""
+    tasks = _by_task(trajectories)
+    known: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    replies: dict[tuple[str, str], set[str]] = defaultdict(set)
+    where: dict[str, set[str]] = defaultdict(set)
+    for task, recordings in tasks.items():
+        for step in (step for each in recordings for step in each.transitions):
+            text = step.outcome.next_state.text
+            known[task, step.state.text, step.action].add(text)
+            replies[task, step.action].add(text)
+            where[text].add(task)
+    pairs = [
+        (first, second.outcome.next_state.text in before)
+        for task, recordings in tasks.items()
+        for each in recordings
+        for first, second in pairwise(each.transitions)
+        if (before := known.get((task, first.state.text, second.action)))
+        and len(replies[task, second.action]) > 1
+        and first.state.text != second.state.text
+    ]
+    firsts = {_NUMBER.sub("#", each.start.text) for recordings in tasks.values() for each in recordings}
+    least = max(2, _FREQUENT * len(tasks))
+
+    def described(step: Transition) -> bool:
+        return _NUMBER.sub("#", step.outcome.next_state.text) in firsts
+
+    texts = [(step.outcome.next_state.text, same) for step, same in pairs if not described(step)]
+    inert = _mostly((text, same) for text, same in texts if len(where[text]) >= least)
+    kinds = _mostly(
+        (action_kind(step.action), same)
+        for step, same in pairs
+        if not described(step) and step.outcome.next_state.text not in inert
+    )
+    return NoEffect(replies=inert, kinds=kinds)
+
+
+def _mostly(found: Iterable[tuple[str, bool]]) -> frozenset[str]:
+    """The names for which most pairs are equal."""
+    pairs: Counter[str] = Counter()
+    equal: Counter[str] = Counter()
+    for name, same in found:
+        pairs[name] += 1
+        equal[name] += same
+    return frozenset(
+        name for name, count in pairs.items() if count >= _MIN_PAIRS and equal[name] >= _EQUAL * count
+    )
+
+
+def trajectory_replies(trajectory: Trajectory, inert: NoEffect = NOTHING_KNOWN) -> list[Fact]:
+    return list(map(_fact, inert.states(trajectory.transitions)))
 
 
 def task_sheets(trajectories: Iterable[Trajectory]) -> dict[str, WorldSheet]:
     """The known replies of each task, over all its recordings."""
-    return {task: _sheet(recordings) for task, recordings in _by_task(trajectories).items()}
+    recorded = list(trajectories)
+    inert = no_effect(recorded)
+    return {task: _sheet(recordings, inert) for task, recordings in _by_task(recorded).items()}
 
 
 def _by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -89,23 +173,19 @@ def _by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
     return tasks
 
 
-def _sheet(recordings: Iterable[Trajectory]) -> WorldSheet:
-    facts = (fact for recording in recordings for fact in trajectory_replies(recording))
+def _sheet(recordings: Iterable[Trajectory], inert: NoEffect) -> WorldSheet:
+    facts = (fact for recording in recordings for fact in trajectory_replies(recording, inert))
     return WorldSheet(facts=tuple(dict.fromkeys(facts)))
 
 
 def with_known_replies(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Each trajectory with the known replies of the other recordings of its task as its sheet."""
-    tasks = _by_task(trajectories)
-    return [
-        replace(
-            trajectory,
-            sheet=with_seed(
-                _sheet(other for other in tasks[trajectory.task.id] if other.id != trajectory.id), 0
-            ),
-        )
-        for trajectory in trajectories
-    ]
+    tasks, inert = _by_task(trajectories), no_effect(trajectories)
+
+    def others(trajectory: Trajectory) -> list[Trajectory]:
+        return [other for other in tasks[trajectory.task.id] if other.id != trajectory.id]
+
+    return [replace(each, sheet=with_seed(_sheet(others(each), inert), 0)) for each in trajectories]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,14 +255,14 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def training_replies(trajectory: Trajectory, position: int) -> list[Fact]:
+def training_replies(trajectory: Trajectory, position: int, inert: NoEffect = NOTHING_KNOWN) -> list[Fact]:
     """Known replies for one training example: those of its sheet, of the past, and sometimes of its future,
     but never its own. Some replies to the same action are left out, so that the model also learns to predict
     what is not known."""
     rng = Random(derive_seed("known replies", trajectory.id, position))
     future, forget = rng.random() < _FUTURE, rng.random() < _DROPPED
     action = trajectory.transitions[position].action
-    own = trajectory_replies(trajectory)
+    own = trajectory_replies(trajectory, inert)
     sheet = trajectory.sheet or WorldSheet(facts=())
     before = [*recorded_replies(sheet), *(own[position + 1 :] if future else ())]
     return [*(fact for fact in before if not (forget and fact[2] == action)), *own[:position]]
@@ -263,7 +343,7 @@ def reply_form(text: str, names: Collection[str]) -> str:
     return _WORD.sub(lambda found: "*" if found[0] in names else found[0], _NUMBER.sub("#", text))
 
 
-def counter_forms(trajectories: Iterable[Trajectory]) -> frozenset[str]:
+def counter_forms(trajectories: Iterable[Trajectory], inert: Collection[str] = ()) -> frozenset[str]:
     """Sentences whose numbers change within episodes, with ``#`` for each number: counters."""
     changing: Counter[str] = Counter()
     for trajectory in trajectories:
@@ -272,6 +352,8 @@ def counter_forms(trajectories: Iterable[Trajectory]) -> frozenset[str]:
             trajectory.start.text,
             *(step.outcome.next_state.text for step in trajectory.transitions),
         ):
+            if text in inert:
+                continue
             for sentence in _sentences(text):
                 values.setdefault(_NUMBER.sub("#", sentence), set()).add(sentence)
         changing.update(form for form, seen in values.items() if "#" in form and len(seen) > 1)

@@ -20,7 +20,9 @@ from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowl
 from dreamgym.experience.dataset import held_out
 from dreamgym.experience.exchangeable import exchangeable_words
 from dreamgym.experience.known_replies import (
+    NoEffect,
     counter_forms,
+    no_effect,
     persistent_kinds,
     success_forms,
     with_known_replies,
@@ -79,10 +81,12 @@ async def write_knowledge(
 def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
     """What the recordings say without a model."""
     names = frozenset(word for words in exchangeable_words(recorded) for word in words)
+    inert = no_effect(recorded)
     return BlackBoxKnowledge(
         persistent=persistent_kinds(recorded),
-        counters=counter_forms(recorded),
+        counters=counter_forms(recorded, inert.replies),
         names=names,
+        inert=inert,
         successes=success_forms(recorded, names),
         support=Support(seen=kinds_seen(recorded)),
         refusal=refusal_text(recorded),
@@ -171,6 +175,7 @@ def save_knowledge(
         "persistent": sorted(knowledge.persistent),
         "counters": sorted(knowledge.counters),
         "names": sorted(knowledge.names),
+        "inert": {"replies": sorted(knowledge.inert.replies), "kinds": sorted(knowledge.inert.kinds)},
         "successes": sorted(knowledge.successes),
         "refusal": knowledge.refusal,
         "weights": list(knowledge.support.weights),
@@ -188,6 +193,9 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
             persistent=frozenset(map(str, stored["persistent"])),
             counters=frozenset(map(str, stored["counters"])),
             names=frozenset(map(str, stored["names"])),
+            inert=NoEffect(
+                **{name: frozenset(map(str, stored["inert"][name])) for name in ("replies", "kinds")}
+            ),
             successes=frozenset(map(str, stored["successes"])),
             refusal=str(stored["refusal"]),
             support=Support(
