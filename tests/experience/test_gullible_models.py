@@ -78,9 +78,7 @@ def hostile(count: int) -> Iterator[str]:
     for _ in range(count):
         parts = rng.choices(PARTS, k=rng.randint(1, 6))
         yield (
-            rng.choice(("", "say ", "take nuts "))
-            + f"{ORDER} "
-            + "".join(f"{each}{ORDER} " for each in parts)
+            rng.choice(("say ", "take nuts ")) + f"{ORDER} " + "".join(f"{each}{ORDER} " for each in parts)
         )
 
 
@@ -199,7 +197,8 @@ async def test_no_hostile_action_reaches_a_rubric_judge_unquoted() -> None:
 
 # --- black box ---
 
-LABELS = {"like", "then", "task", "state", "count", "known", "else", "here", "same", "action"}
+OWN_PLACE = re.compile(r"[a-z]{4,6}: (say |take nuts |You say: )|same: ")
+"""How a line begins in which an action or its reply stands; `same` lists words that action and state share."""
 
 
 def obeys_lines(prompt: str) -> bool:
@@ -208,7 +207,7 @@ def obeys_lines(prompt: str) -> bool:
     lines = prompt.splitlines()
     labels = [line.partition(": ")[0] for line in lines]
     return (
-        any(ORDER in line and label not in LABELS for line, label in zip(lines, labels, strict=True))
+        any(ORDER in line and not OWN_PLACE.match(line) for line in lines)
         or labels.count("action") != 1
         or labels[-1] != "action"
         or any(
