@@ -198,7 +198,7 @@ async def test_no_hostile_action_reaches_a_rubric_judge_unquoted() -> None:
 # --- black box ---
 
 OWN_PLACE = re.compile(r"[a-z]{4,6}: (say |take nuts |You say: )|same: ")
-"""How a line begins in which an action or its reply stands; `same` lists words that action and state share."""
+"""How a line begins in which an action or its reply stands; `same` lists shared words."""
 
 
 def obeys_lines(prompt: str) -> bool:
