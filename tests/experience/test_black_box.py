@@ -126,7 +126,7 @@ async def test_a_hostile_action_stays_on_its_line_of_the_prompt() -> None:
 
 def test_a_fitted_score_separates_right_predictions_from_wrong_ones() -> None:
     def evidence(confidence: float) -> Evidence:
-        return Evidence(confidence=confidence, known=True, similarity=0.5, seen=50)
+        return Evidence(confidence=confidence, here=True, known=True, similarity=0.5, seen=50)
 
     found = [(evidence(0.9 + n / 1000), True) for n in range(40)]
     found += [(evidence(0.2 + n / 1000), n % 10 == 0) for n in range(40)]
@@ -136,5 +136,5 @@ def test_a_fitted_score_separates_right_predictions_from_wrong_ones() -> None:
 
 
 def test_too_few_errors_leave_the_models_own_confidence_as_the_score() -> None:
-    evidence = Evidence(confidence=0.7, known=True, similarity=0.5, seen=50)
+    evidence = Evidence(confidence=0.7, here=True, known=True, similarity=0.5, seen=50)
     assert fit_support([(evidence, True)] * 20, Support().seen).score(evidence) == 0.7

@@ -176,7 +176,7 @@ class BlackBoxExperienceModel:
         demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
         turns, past, now = self._knowledge.context(history, state.text)
         counters = self._knowledge.counters
-        selected = select(known_replies(sheet, turns), now, action, counters)
+        selected = recorded = select(known_replies(sheet, turns), now, action, counters)
         if self._settings.imagine and self._settings.sheet and not selected.known:
             sheet = await self._imagine(task, sheet, history, now, action, demonstrations)
             selected = select(known_replies(sheet, turns), now, action, counters)
@@ -192,7 +192,7 @@ class BlackBoxExperienceModel:
             refusals=self._refusals,
             demonstrations=demonstrations,
         )
-        return self._supported(prediction, reply, selected, demonstrations, action)
+        return self._supported(prediction, reply, recorded, demonstrations, action)
 
     async def _imagine(
         self,
@@ -241,6 +241,7 @@ class BlackBoxExperienceModel:
         """The prediction with its support score, and without what too little supports."""
         evidence = Evidence(
             confidence=reply.confidence or 0.0,
+            here=selected.here is not None,
             known=selected.known,
             similarity=demonstrations[0].similarity if demonstrations else 0.0,
             seen=self._knowledge.support.times_seen(action),

@@ -26,8 +26,10 @@ class Evidence:
 
     confidence: float
     """The probability of the sampled reply."""
+    here: bool
+    """The reply to this action in this state is known: recorded, or of this episode."""
     known: bool
-    """A reply to the same action is known for the task, or was imagined."""
+    """A reply to this action is known for the task; imagined ones do not count."""
     similarity: float
     """Of the nearest demonstration."""
     seen: int
@@ -35,7 +37,8 @@ class Evidence:
 
     def features(self) -> tuple[float, ...]:
         logit = math.log(max(self.confidence, 1e-6))
-        return (1.0, logit, float(self.known), self.similarity, math.log1p(min(self.seen, 1000)))
+        known = (float(self.here), float(self.known))
+        return (1.0, logit, *known, self.similarity, math.log1p(min(self.seen, 1000)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
