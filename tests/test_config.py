@@ -30,7 +30,7 @@ def test_a_file_overrides_defaults_and_an_override_the_file(tmp_path: Path) -> N
         (["=3"], "expected --set section.key=value, got '=3'"),
         (["seed.x=3", "seed=1", "seed.y=2"], "cannot set 'seed.y'"),
         (["replay.index=fast"], "setting 'replay.index'"),
-        (["family=cooking"], "Options of the environment: environment.options.family"),
+        (["family=cooking"], "did you mean 'environment.options.family' (an option of the environment) or"),
         (["group_size=4"], "did you mean 'train.group_size'?"),
         (["learner.learning_rate=inf"], "setting 'learner.learning_rate': input should be a finite number"),
         (["learner.learning_rate=nan"], "setting 'learner.learning_rate': input should be a finite number"),

@@ -220,6 +220,33 @@ def test_rules_name_effects_and_conditions_and_read_back(rules: RecordedRules, t
     assert why("dance") == ""
 
 
+def test_a_lamp_is_used_only_beside_what_it_stands_on() -> None:
+    """The place of the lamp is that of its table, the actor's must be the same."""
+
+    def step(place: int, *, refused: bool) -> RecordedStep:
+        table, lamp = f"table {place}", "lamp 1"
+        here = place % 5 + 1 if refused else place
+        return RecordedStep(
+            facts=(
+                ("toggleable", lamp),
+                ("on", lamp, table),
+                *(("stands", f"table {number}", f"loc {number}") for number in range(1, 6)),
+                ("at", "player", f"loc {here}"),
+            ),
+            action=f"use {lamp}",
+            change=Change() if refused else Change(begun=(("lit", lamp),)),
+            refused=refused,
+        )
+
+    recorded = [step(number % 5 + 1, refused=number % 6 == 0) for number in range(60)]
+    mined = mine_rules(recorded, actor="player")
+    lit = Change(begun=(("lit", "lamp 1"),))
+    for place in range(1, 6):
+        for refused in (False, True):
+            facts = WorldSheet(facts=step(place, refused=refused).facts)
+            assert (mined.violation(facts, "use lamp 1", lit, success=True) is not None) is refused
+
+
 def test_recorded_steps_never_break_the_rules_that_are_mined_from_them(rules: RecordedRules) -> None:
     for step in steps():
         if not step.refused:

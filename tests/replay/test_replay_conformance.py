@@ -143,6 +143,39 @@ async def test_reembedding_replaces_every_key_and_survives_an_interruption(store
         assert (await find(buffer, trajectories[7], 3))[0].transition_id == "household-real-7:3"
 
 
+async def test_rows_that_are_added_and_searched_while_a_reembedding_ends_get_keys_of_the_new_embedder(
+    store: str,
+) -> None:
+    class Slow(LexicalEmbedder):
+        """Embeds once `go` is set; the other embedder has keys of the same length."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun, self.go = asyncio.Event(), asyncio.Event()
+
+        async def embed(self, pairs: Sequence[tuple[str, str]]) -> Keys:
+            self.begun.set()
+            await self.go.wait()
+            return await super().embed(pairs)
+
+    old, other = Slow(), LexicalEmbedder(state_slots=128, action_slots=256)
+    assert old.dimension == other.dimension
+    assert old.identity != other.identity
+    with ReplayBuffer.open(store, embedder=old) as buffer:
+        old.go.set()
+        await buffer.add(episode(1))
+        old.go.clear()
+        old.begun.clear()
+        adding = asyncio.create_task(buffer.add(episode(2)))
+        searching = asyncio.create_task(find(buffer, episode(1), 2))
+        await old.begun.wait()
+        await buffer.reembed(other)
+        old.go.set()
+        assert await adding == 4
+        assert (await searching)[0].similarity == pytest.approx(1.0, abs=1e-6)
+        assert (await find(buffer, episode(2), 1))[0].similarity == pytest.approx(1.0, abs=1e-6)
+
+
 async def test_a_buffer_opened_before_a_reembedding_is_refused_with_advice(store: str) -> None:
     with ReplayBuffer.open(store) as before, ReplayBuffer.open(store) as buffer:
         await before.add(episode(1))

@@ -169,5 +169,9 @@ def _description(described: dict[str, Any]) -> list[Any]:
     ]
     return [
         console.table(described["name"], "", "", rows=about),
-        console.table("options (--set KEY=VALUE)", "name", "type", "default", "meaning", rows=options),
+        console.table(
+            "options (--set environment.options.NAME=VALUE, here --set NAME=VALUE)",
+            *("name", "type", "default", "meaning"),
+            rows=options,
+        ),
     ]

@@ -150,14 +150,20 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
 
 
 def _elsewhere(key: str, sections: Sequence[str]) -> str:
-    """Suggestions for a key that was given without its section.
+    """Suggestions for a key that was given without its section, the likeliest first.
 
     >>> _elsewhere("horizon", ["train"])
     "; did you mean 'train.horizon'? Options of the environment: environment.options.horizon"
+    >>> _elsewhere("family", ["train"])
+    "; did you mean 'environment.options.family' (an option of the environment) or 'experience.family'?"
     """
+    option = f"environment.options.{key}"
     same = [name for name, *_ in settings(Config) if name.rpartition(".")[2] == key]
-    known = f"; did you mean {' or '.join(map(repr, same))}?" if same else nearest_name(key, sections)
-    return f"{known}{'' if same else '.'} Options of the environment: environment.options.{key}"
+    listed = " or ".join(map(repr, same))
+    if same and not any(name.startswith(("train.", "learner.", "collect.")) for name in same):
+        return f"; did you mean {option!r} (an option of the environment) or {listed}?"
+    known = f"; did you mean {listed}?" if same else f"{nearest_name(key, sections)}."
+    return f"{known} Options of the environment: {option}"
 
 
 def _short(value: Any) -> str:

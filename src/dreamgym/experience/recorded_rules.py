@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -194,13 +194,14 @@ def variants_of(effect: Effect) -> Iterator[Effect]:
 class Objects:
     """The patterns that hold of each object before an action."""
 
-    def __init__(self, facts: Iterable[Fact], names: Sequence[str], constants: frozenset[str]) -> None:
+    def __init__(self, facts: Sequence[Fact], names: Sequence[str], constants: frozenset[str]) -> None:
         self._names = names
         self._constants = constants
         self._facts: dict[str, list[Fact]] = {}
-        wanted = constants.union(names)
+        near = names_of(fact for fact in facts if not set(names).isdisjoint(fact[1:]))
+        wanted = constants.union(names, near)
         for fact in facts:
-            # With slots only their objects matter, and what constants are related to.
+            # With slots only their objects matter, what they are related to, and what constants are.
             for name in () if names and wanted.isdisjoint(fact) else set(fact[1:]):
                 self._facts.setdefault(name, []).append(fact)
         self._patterns: dict[str, frozenset[Pattern]] = {}
@@ -241,7 +242,15 @@ class Objects:
                 yield from self._joined(predicate, thing, others[0])
 
     def _joined(self, predicate: str, thing: str, shared: str) -> Iterator[Pattern]:
-        """Another constant that stands in a relation to the same name: the actor at the object's place."""
-        for other, *arguments in self._facts.get(shared, ()):
-            if len(arguments) == 2 and arguments[1] == shared and arguments[0] in self._constants - {thing}:
-                yield (predicate, _SELF, other, arguments[0])
+        """Another constant that stands in a relation to the same name: the actor at the object's place. Or
+        to a name one relation further: the actor at the place of what holds the object."""
+        yield from ((predicate, _SELF, *found) for found in self._constants_at(shared, thing))
+        for further, *arguments in self._facts.get(shared, ()):
+            if len(arguments) == 2 and arguments[0] == shared and arguments[1] != thing:
+                for found in self._constants_at(arguments[1], thing):
+                    yield (predicate, _SELF, further, *found)
+
+    def _constants_at(self, place: str, thing: str) -> Iterator[Pattern]:
+        for predicate, *arguments in self._facts.get(place, ()):
+            if len(arguments) == 2 and arguments[1] == place and arguments[0] in self._constants - {thing}:
+                yield (predicate, arguments[0])

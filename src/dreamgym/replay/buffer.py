@@ -232,7 +232,7 @@ class ReplayBuffer:
         if not rows:
             return 0
         if keys is None:
-            keys = await self.embed([(row.transition.state.text, row.transition.action) for row in rows])
+            keys = await self._current([(row.transition.state.text, row.transition.action) for row in rows])
         check_addition(rows, keys, self._dimension)
         addition = Addition(records=rows, keys=np.array(keys, np.float32), embedder=self._identity)
         return await asyncio.wrap_future(self._writer.submit(addition))
@@ -259,7 +259,15 @@ class ReplayBuffer:
         self, queries: Sequence[tuple[str, str]], *, k: int, filters: Sequence[RetrievalFilter]
     ) -> list[list[Demonstration]]:
         """See `Retriever`: the k nearest rows to each (state text, action)."""
-        return await self.nearest(await self.embed(queries), k=k, filters=filters)
+        return await self.nearest(await self._current(queries), k=k, filters=filters)
+
+    async def _current(self, pairs: Sequence[tuple[str, str]]) -> Keys:
+        """Keys of the embedder that the store has when they are made: `reembed` may end meanwhile."""
+        while True:
+            identity = self._identity
+            keys = await self.embed(pairs)
+            if identity == self._identity:
+                return keys
 
     async def known(self, trajectory_ids: Sequence[str]) -> dict[str, set[int]]:
         """The stored positions of these trajectories: what need not be embedded and added again."""
