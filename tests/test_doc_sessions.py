@@ -63,6 +63,7 @@ NOT_RUN = {
     "dreamgym quickstart": "trains for minutes; tests/learning runs it with short settings",
     "dreamgym learn": "trains for minutes; tests/learning runs it with short settings",
     "dreamgym serve": "serves until it is stopped; tests/integrations starts it",
+    "dreamgym report --serve": "serves until it is stopped; tests/report starts it",
     "dreamgym models serve": "serves until it is stopped; tests/models/test_serve.py starts it",
     "dreamgym buffer compact replay.sqlite --embedder": "PATH stands for a folder of weights",
     "python -m dreamgym.learning.shipped": "replaces the weights that are shipped",

@@ -102,7 +102,7 @@ def _method(method: str, found: list[Cell]) -> Iterator[str]:
     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="{colour}"><title>{escape(label)}</title></circle>'
     right = steps < _MOST / 2
     place = f'x="{x + 13:.1f}"' if right else f'x="{x - 13:.1f}" text-anchor="end"'
-    shift = {"grpo-s2r": -8, "grpo-dream": 18}.get(method, 5)
+    shift = {"grpo-s2r": -8, "grpo-dream": 27}.get(method, 5)
     text = f"{won / played:.1%} {label}, {steps:,.0f} real steps"
     yield f'<text {place} y="{y + shift:.1f}" style="fill:{colour};font-weight:600">{escape(text)}</text>'
 

@@ -68,6 +68,8 @@ def test_the_command_reads_what_a_run_kept_and_refuses_a_run_in_reality(
     reported = CliRunner().invoke(app, ["experience", "audit", str(run), "--json"])
     assert reported.exit_code == 0, reported.output
     assert json.loads(reported.stdout)["by_verb"] == {"take": 1}
+    [replayed] = read_trajectories(run / "audit")  # what a report shows beside the dream
+    assert (replayed.id, replayed.provenance.source) == (forgiving(recorded[0]).id, "real")
     real = Config().model_copy(update={"train": Config().train.model_copy(update={"mode": "real"})})
     (run / "config.json").write_text(config_json(real), encoding="utf-8")
     refused = CliRunner().invoke(app, ["experience", "audit", str(run)])

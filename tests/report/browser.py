@@ -1,11 +1,13 @@
 """A real browser for tests: Chromium without a window, spoken to through two pipes, gone with the block.
 
 Its own protocol through pipes needs no driver, no port and no package. Everything it asks the network for is
-recorded before anything is sent; names resolve to nothing, so what slipped through would still not get out.
+recorded before anything is sent; names resolve to nothing but this machine, so what slipped through would
+still not get out.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -27,7 +29,7 @@ _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"),
     *("--disable-extensions", "--disable-default-apps", "--no-proxy-server", "--mute-audio"),
-    *("--host-resolver-rules=MAP * ~NOTFOUND", "--force-prefers-reduced-motion"),
+    *("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--force-prefers-reduced-motion"),
 )
 _LAUNCHER = """
 import fcntl, os, sys
@@ -91,6 +93,20 @@ class Page:
         found = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, f"{expression}: {found['exceptionDetails']}"
         return found["result"].get("value")
+
+    def wait_for(self, condition: str) -> None:
+        """Until a JavaScript condition holds, also while the page loads itself again."""
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(AssertionError):  # asked between two documents
+                if self.evaluate(condition):
+                    return
+            time.sleep(0.1)
+        raise TimeoutError(condition)
+
+    def screenshot(self) -> bytes:
+        """What the window shows, as PNG."""
+        return base64.b64decode(self.command("Page.captureScreenshot", format="png")["data"])
 
     def press(self, key: str) -> None:
         letter = {"text": key} if len(key) == 1 else {}

@@ -113,11 +113,12 @@ def test_the_tables_tell_what_the_files_hold(run_folder: Path) -> None:
     (row,) = overview([run]).rows
     named = dict(zip(overview([run]).columns, row, strict=True))
     assert named["real success [95%]"] == "50.0% [18.8, 81.2] (6)"
-    assert (named["real steps"], named["synthetic steps"], named["seconds"]) == ("900", "600", "22")
+    assert (named["real steps"], named["synthetic steps"], named["seconds"]) == ("981", "600", "36")
     assert cost_sheet([run]).rows == (
         ("agent", "rollout", "–", "600", "15"),
         ("agent", "evaluation", "900", "–", "8"),
-        ("agent", "together", "900", "600", "22"),
+        ("agent", "evaluation afterwards", "81", "–", "14"),
+        ("agent", "together", "981", "600", "36"),
     )
     stored = json.loads((run_folder / "fidelity.json").read_text(encoding="utf-8"))
     exact = stored["steps"]["next_state_exact"]["value"]
@@ -279,7 +280,7 @@ def test_the_command_tells_programs_the_same(run_folder: Path, real: Path, tmp_p
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
     assert printed["recorded"] == 6
-    assert printed["runs"][0]["spent"] == {"real_steps": 900.0, "synthetic_steps": 600.0, "seconds": 22.5}
+    assert printed["runs"][0]["spent"] == {"real_steps": 981.0, "synthetic_steps": 600.0, "seconds": 36.5}
     assert [each["success"] for each in printed["runs"][0]["validation"]] == [0.4, 0.7]
 
 

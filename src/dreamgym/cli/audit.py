@@ -28,7 +28,8 @@ def audit_command(
 
     Fidelity on recorded actions does not cover what a policy discovers. This replays the saved episodes of a
     run (train.save_groups) and prints the first difference between dream and reality by action. Episodes of
-    generated tasks and recombined start states are skipped: they do not exist in reality.
+    generated tasks and recombined start states are skipped: they do not exist in reality. The real episodes
+    are kept in audit/ of the run, where `dreamgym report` shows them beside the synthetic ones.
 
     Example:
 
@@ -54,6 +55,7 @@ def audit_command(
                 )
 
     found = asyncio.run(measure())
+    found.save(run)
     rows: list[tuple[Any, ...]] = [
         ("synthetic episodes replayed", found.episodes),
         ("left out: another first state, or failed", found.left_out),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from dreamgym.cli import console
 from dreamgym.cli.options import Json
 from dreamgym.printable import printable
+from dreamgym.report.live import LiveReport, open_server
 from dreamgym.report.tables import Sheet, as_json, cost_sheet, evaluation_sheet, overview, turned
 from dreamgym.report.usage import usage_sheet
 from dreamgym.report.write import write_report
@@ -34,20 +36,34 @@ def report_command(
         ),
     ] = None,
     episodes: Annotated[int, typer.Option(help="Most episodes per run in the viewer.", min=0)] = 200,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Show the page at an address, and follow the runs while they train."),
+    ] = False,
+    host: Annotated[str, typer.Option(help="With --serve: the interface to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="With --serve; 0 chooses a free one.", min=0, max=65535)] = 8010,
     as_json_document: Json = False,
 ) -> None:
     """Print the results of runs as a table, and write one HTML file with all details.
 
-    The page has learning curves in the dream and the real environment, reward entropy, the task pool,
-    fidelity and drift, usage, and a viewer that compares synthetic and real episodes. It needs no network and
-    no server. Runs are only read, also while they are running.
+    The page opens with real success before and after training and what it cost. It has learning curves,
+    settings, the task pool, fidelity and drift, usage, and a viewer of the same actions in dream and reality
+    and of the same tasks before and after. It needs no network and no server. Runs are only read, also while
+    they are running; with --serve the page follows them.
 
     Examples:
 
     - dreamgym report runs/agent
+    - dreamgym report --serve runs/quickstart
     - dreamgym report runs/agent runs/experience --out report.html --trajectories builtin:alfworld
     - dreamgym report runs --json
     """
+    if serve:
+        with open_server(LiveReport(runs, trajectories or (), episodes), host, port) as server:
+            console.say(f"http://{host}:{server.server_port} follows {len(runs)} directories; Ctrl-C ends it")
+            with suppress(KeyboardInterrupt):
+                server.serve_forever()
+        return
     found, recorded_episodes, problems = write_report(runs, out, trajectories or (), episodes)
     unread = problems.count + sum(run.problems.count for run in found)
     result = {

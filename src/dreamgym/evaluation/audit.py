@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.evaluation.async_map import OnCount
 from dreamgym.evaluation.closed_loop import ActionList, Replay, replay_in_reality
 from dreamgym.evaluation.statistics import Estimate, share_of_episodes
+from dreamgym.files import atomic_directory
 from dreamgym.protocols import EnvironmentFactory
-from dreamgym.types import Trajectory
+from dreamgym.types import Provenance, Trajectory
+
+FOLDER = "audit"
+"""Of a run directory: the real episodes of its last audit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +49,20 @@ class Audit:
     """First differences by the first word of the action, most frequent first."""
     departures: tuple[Departure, ...]
     """The first difference of each episode that has one, those of successes first."""
+    replays: tuple[Trajectory, ...] = ()
+    """The real episodes, each with the id of the synthetic one whose actions it repeats."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(replace(self, replays=())).items() if name != "replays"}
+
+    @property
+    def real_steps(self) -> int:
+        return sum(map(len, self.replays))
+
+    def save(self, run: Path) -> None:
+        """Write the real episodes into a run directory; a report shows them beside the synthetic ones."""
+        with atomic_directory(run / FOLDER) as fresh, TrajectoryWriter(fresh) as writer:
+            writer.append(self.replays)
 
 
 async def audit(
@@ -79,6 +96,10 @@ def compare_replays(replayed: Sequence[tuple[Trajectory, Replay]], *, left_out: 
         faithful=share_of_episodes(_departure(dream, real) is None for dream, real in pairs),
         by_verb=dict(verbs.most_common()),
         departures=tuple(sorted(parted, key=lambda each: not each.success)),
+        replays=tuple(
+            replace(real.trajectory, id=dream.id, provenance=Provenance(source="real", policy=FOLDER))
+            for dream, real in pairs
+        ),
     )
 
 

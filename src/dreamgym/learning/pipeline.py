@@ -17,6 +17,7 @@ from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.description import offers_expert
 from dreamgym.envs.registry import open_environment
 from dreamgym.errors import ConfigError, DreamGymError, MissingExtraError
+from dreamgym.evaluation.audit import Audit, audit
 from dreamgym.evaluation.runs import evaluate_runs
 from dreamgym.files import lock_directory, write_text
 from dreamgym.learning.estimate import Estimator
@@ -29,7 +30,7 @@ from dreamgym.training import experience, trainer
 from dreamgym.training.annotators import choose_annotator
 from dreamgym.training.experience_run import ExperienceRun, environment_of_data
 from dreamgym.training.fine_tuning import Progress as FineTuningProgress
-from dreamgym.training.run_dir import flat
+from dreamgym.training.run_dir import TRAJECTORIES, flat
 from dreamgym.types import Trajectory
 
 STAGES = {
@@ -39,6 +40,8 @@ STAGES = {
     "evaluate": "evaluate the agent in the real environment before and after practice, on unseen tasks",
 }
 SUMMARY = "summary.json"
+_AUDITED = 24
+"""Dreamt episodes that are replayed in reality for the report."""
 OnProgress = Callable[[str, int, int, str], None]
 """Takes a job, what is done of it, its total, and a note."""
 Log = Callable[[str], None]
@@ -214,7 +217,19 @@ class Pipeline:
             factory=self.real,
         )
         result = found.to_dict()
-        return result | {"real_steps": result["real_steps"] + result["other"]["real_steps"]}
+        audited = await self._audit()
+        taken = result["real_steps"] + result["other"]["real_steps"] + audited.real_steps
+        return result | {"real_steps": taken, "audit": audited.to_dict()}
+
+    async def _audit(self) -> Audit:
+        """Replays a few of the last dreamt episodes in reality; the report shows both side by side."""
+        assert self.real is not None
+        run = self.plan.config.train.out
+        folder = run / TRAJECTORIES
+        kept = list(read_trajectories(folder)) if folder.is_dir() else []
+        audited = await audit(self.real, kept[-_AUDITED:])
+        audited.save(run)
+        return audited
 
     def sources(self) -> list[str]:
         """Given, recorded and shipped trajectories; of the last as many as the plan says, copied."""
@@ -261,5 +276,6 @@ class Pipeline:
             "before": {name: real["other"][name] for name in ("policy", "success")},
             "after": {name: real[name] for name in ("policy", "success")},
             "comparison": real["comparison"],
+            "audit": {name: real["audit"][name] for name in ("episodes", "successes", "faithful")},
             "notes": real["notes"],
         }

@@ -6,9 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from dreamgym.data.schema import decode_trajectory
 from dreamgym.data.trajectories import SUFFIXES, read_trajectories
+from dreamgym.errors import DataError
 from dreamgym.files import read_lines
 from dreamgym.printable import printable
 from dreamgym.report.safe_reading import Problems, Row, items, number, read_rows
@@ -20,7 +22,14 @@ STEP_LIMIT = 200
 FACT_LIMIT = 400
 PREDICTIONS = "predictions.jsonl"
 """Demonstrations and changes behind the predictions of a run."""
+AUDITS, AUDIT, EVALUATIONS = "audits.jsonl", "audit", "evaluations"
+"""Real episodes in a run directory: of audits during training, of `dreamgym experience audit`, of
+`dreamgym evaluate`."""
 _DEMONSTRATIONS = 8
+_EVALUATED = 16
+"""Tasks of the evaluation whose real episodes are shown."""
+
+Role: TypeAlias = Literal["training", "replay", "evaluation", "recorded"]
 
 Shown: TypeAlias = dict[tuple[str, int], Row]
 """Demonstrations and changes of a prediction, by trajectory and position."""
@@ -31,27 +40,68 @@ class Kept:
     """A sample of the trajectories of one run, and their number."""
 
     episodes: list[Trajectory] = field(default_factory=list)
+    replays: dict[str, Trajectory] = field(default_factory=dict)
+    """Real episodes with the actions of a synthetic one, by its id."""
+    evaluations: list[Trajectory] = field(default_factory=list)
+    """Real episodes of the same tasks by each policy that was evaluated."""
     total: int = 0
     successes: int = 0
     shown: Shown = field(default_factory=dict)
 
 
 def keep(run: Path, limit: int, problems: Problems) -> Kept:
-    """The trajectories in a run directory and its subdirectories, at most `limit`, evenly spaced."""
-    kept = Kept()
+    """The trajectories in a run directory and its subdirectories: those that were replayed in reality, and
+    others evenly spaced, at most `limit`; and real episodes of evaluations."""
+    kept = Kept(replays=_replays(run, problems), evaluations=_evaluations(run, problems) if limit else [])
+    replayed: list[Trajectory] = []
+    spaced: list[Trajectory] = []
     stride = 1
-    found = (read_trajectories(file, on_bad=problems.add) for file in trajectory_files(run))
-    for trajectory in chain.from_iterable(found):
+    files = [file for file in trajectory_files(run) if file.parent.name != AUDIT]
+    for trajectory in chain.from_iterable(read_trajectories(file, on_bad=problems.add) for file in files):
         kept.successes += trajectory.success
-        if limit and kept.total % stride == 0:
-            kept.episodes.append(trajectory)
-            if len(kept.episodes) > 2 * limit:
-                kept.episodes = kept.episodes[::2]
+        if trajectory.id in kept.replays and len(replayed) < limit:
+            replayed.append(trajectory)
+        elif limit and kept.total % stride == 0:
+            spaced.append(trajectory)
+            if len(spaced) > 2 * limit:
+                spaced = spaced[::2]
                 stride *= 2
         kept.total += 1
-    kept.episodes = _spread(kept.episodes, limit)
+    kept.episodes = _spread(spaced, limit - len(replayed)) + replayed
     kept.shown = _shown(run / PREDICTIONS, {each.id for each in kept.episodes}, problems)
     return kept
+
+
+def _replays(run: Path, problems: Problems) -> dict[str, Trajectory]:
+    found: dict[str, Trajectory] = {}
+    for row in read_rows(run / AUDITS, problems):
+        try:
+            if isinstance(row.get("trajectory"), dict | str):
+                found[str(row.get("episode"))] = decode_trajectory(row["trajectory"])
+        except DataError as error:
+            problems.add(error)
+    for trajectory in _all(run / AUDIT, problems):
+        found[trajectory.id] = trajectory
+    return found
+
+
+def _evaluations(run: Path, problems: Problems) -> list[Trajectory]:
+    """The same tasks by every policy, first those on which the policies differ."""
+    folders = sorted(each for each in (run / EVALUATIONS).glob("*") if each.is_dir())
+    by_task: dict[str, dict[str, Trajectory]] = {}
+    for trajectory in chain.from_iterable(_all(folder, problems) for folder in folders):
+        by_task.setdefault(trajectory.task.id, {})[trajectory.provenance.policy] = trajectory
+    most = max(map(len, by_task.values()), default=0)
+    whole = [list(found.values()) for _, found in sorted(by_task.items()) if len(found) == most]
+    whole.sort(key=lambda found: len({each.success for each in found}) == 1)
+    return [each for found in whole[:_EVALUATED] for each in found]
+
+
+def _all(folder: Path, problems: Problems) -> Iterable[Trajectory]:
+    files = sorted(
+        file for file in folder.glob("*") if file.name.endswith(SUFFIXES) and _begins_like_one(file)
+    )
+    return chain.from_iterable(read_trajectories(file, on_bad=problems.add) for file in files)
 
 
 def recorded(
@@ -83,8 +133,14 @@ def trajectory_files(run: Path) -> list[Path]:
         return []
 
 
-def episode_data(trajectory: Trajectory, run: str, shown: Shown) -> dict[str, Any]:
-    """An episode as plain text and numbers for the viewer."""
+def episode_data(
+    trajectory: Trajectory, run: str, shown: Shown, role: Role = "training", when: str = ""
+) -> dict[str, Any]:
+    """An episode as plain text and numbers for the viewer.
+
+    Args:
+        when: which policy acted, in a few words.
+    """
     task, source = trajectory.task, trajectory.provenance
     facts: Sequence[Sequence[object]] | None = None
     if trajectory.sheet is not None:
@@ -94,6 +150,8 @@ def episode_data(trajectory: Trajectory, run: str, shown: Shown) -> dict[str, An
     return {
         "id": _text(trajectory.id),
         "run": _text(run),
+        "role": role,
+        "when": _text(when),
         "source": "dream" if source.source == "synthetic" else "real",
         "task": _text(task.id),
         "instruction": _text(task.instruction),

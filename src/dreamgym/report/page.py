@@ -16,8 +16,9 @@ from importlib import resources
 from typing import Any
 
 from dreamgym.charts import COLOURS, Chart, draw
-from dreamgym.printable import printable
+from dreamgym.printable import printable, short_names
 from dreamgym.report.episodes import STEP_LIMIT, TEXT_LIMIT, episode_data
+from dreamgym.report.headline import Headline, headlines, settings_sheet
 from dreamgym.report.run_reader import Run
 from dreamgym.report.tables import (
     Sheet,
@@ -32,18 +33,25 @@ from dreamgym.report.tables import (
 from dreamgym.report.usage import usage_sheet
 from dreamgym.types import Trajectory
 
+_LIVE = "connect-src 'self'; "
 
-def page(runs: Sequence[Run], recorded: Sequence[Trajectory] = ()) -> str:
-    """The report. `recorded` are further trajectories to compare with those of the runs."""
+
+def page(runs: Sequence[Run], recorded: Sequence[Trajectory] = (), *, live: str = "") -> str:
+    """The report.
+
+    Args:
+        recorded: further trajectories to compare with those of the runs.
+        live: the version of the runs; the page asks its server for a newer one, and for nothing else.
+    """
     style, script = _asset("page.css"), _asset("viewer.js")
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"{_LIVE if live else ''}base-uri 'none'; form-action 'none'"
     )
     title = "DreamGym report: " + ", ".join(run.name for run in runs)
     return "\n".join(
         [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<!doctype html>\n<html lang="en" data-live="{escape(live)}">\n<head>\n<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="referrer" content="no-referrer">',
@@ -51,9 +59,14 @@ def page(runs: Sequence[Run], recorded: Sequence[Trajectory] = ()) -> str:
             f"<title>{_text(title[:200])}</title>\n<style>{style}</style>\n</head>\n<body>",
             _header(runs),
             "<main>",
-            _section("overview", "Overview", [_table(overview(runs)), _table(evaluation_sheet(runs))]),
+            *map(_headline, headlines(runs)),
             _section("learning", "Learning in dream and reality", map(_figure, learning_charts(runs))),
-            _section("tasks", "Tasks", map(_table, pool_sheets(runs))),
+            _section(
+                "overview",
+                "Runs",
+                [_table(overview(runs)), _table(evaluation_sheet(runs)), _optional(settings_sheet(runs))],
+            ),
+            _section("tasks", "Tasks", map(_optional, pool_sheets(runs))) if _pools(runs) else "",
             _section(
                 "fidelity",
                 "Fidelity and drift",
@@ -64,7 +77,7 @@ def page(runs: Sequence[Run], recorded: Sequence[Trajectory] = ()) -> str:
                 "What was spent",
                 [
                     _table(cost_sheet(runs)),
-                    *(_table(asked) for asked in [usage_sheet(runs)] if asked.rows),
+                    _optional(usage_sheet(runs)),
                 ],
             ),
             _viewer(runs, recorded),
@@ -105,7 +118,8 @@ def _header(runs: Sequence[Run]) -> str:
     links = "".join(
         f'<a href="#{anchor}">{name}</a>'
         for anchor, name in (
-            *(("overview", "Overview"), ("learning", "Learning"), ("tasks", "Tasks")),
+            *(("learning", "Learning"), ("overview", "Runs")),
+            *([("tasks", "Tasks")] if _pools(runs) else []),
             *(("fidelity", "Fidelity"), ("cost", "Cost"), ("episodes", "Episodes")),
         )
     )
@@ -113,6 +127,31 @@ def _header(runs: Sequence[Run]) -> str:
         f'<header class="top"><h1>DreamGym report</h1><ul class="runs">{names}</ul><nav>{links}</nav>'
         '<button type="button" id="theme" aria-label="switch between light and dark">◐</button></header>'
     )
+
+
+def _pools(runs: Sequence[Run]) -> bool:
+    return any(run.pool is not None for run in runs)
+
+
+def _headline(found: Headline) -> str:
+    """What a reader should know of a run, first."""
+    result = f'<b class="{_MOOD[found.good]}">{found.after}</b>' if found.after else ""
+    if found.before and result:
+        result = f"<b>{found.before}</b> → {result}"
+    facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(text)}</dd>" for name, text in found.facts)
+    return (
+        f'<section class="headline"><h2>{_text(found.run)}</h2><p class="note">{_text(found.about)}</p>'
+        + (f'<p class="result">{result} <span>real success</span></p>' if result else "")
+        + (f"<p>{_text(found.difference)}</p>" if found.difference else "")
+        + f'<p class="verdict {_MOOD[found.good]}">{_text(found.verdict)}</p><dl>{facts}</dl></section>'
+    )
+
+
+_MOOD = {True: "good", False: "bad", None: ""}
+
+
+def _optional(sheet: Sheet) -> str:
+    return _table(sheet) if sheet.rows else ""
 
 
 def _section(anchor: str, title: str, parts: Iterable[str]) -> str:
@@ -141,7 +180,12 @@ def _table(sheet: Sheet) -> str:
         return f'{title}<p class="absent">Nothing of this was recorded in these runs.</p>'
     head = "".join(f'<th scope="col">{_text(column)}</th>' for column in sheet.columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_text(cell[:TEXT_LIMIT])}</td>" for cell in row) + "</tr>"
+        "<tr>"
+        + "".join(
+            f'<td data-label="{_text(column)}">{_text(cell[:TEXT_LIMIT])}</td>'
+            for column, cell in zip(sheet.columns, row, strict=True)
+        )
+        + "</tr>"
         for row in sheet.rows
     )
     note = f'<p class="note">{_text(sheet.note)}</p>' if sheet.note else ""
@@ -151,9 +195,15 @@ def _table(sheet: Sheet) -> str:
 def _viewer(runs: Sequence[Run], recorded: Sequence[Trajectory]) -> str:
     total = sum(run.kept.total for run in runs)
     shown = sum(len(run.kept.episodes) for run in runs) + len(recorded)
-    counts = f"{shown - len(recorded)} of the {total} episodes that the runs kept, evenly spread" + (
-        f", and {len(recorded)} recorded ones of the same tasks." if recorded else "."
-    )
+    replayed = sum(each.id in run.kept.replays for run in runs for each in run.kept.episodes)
+    evaluated = sum(len(run.kept.evaluations) for run in runs)
+    parts = [
+        f"{shown - len(recorded)} of the {total} episodes that the runs kept",
+        *([f"{replayed} of them replayed in reality, action by action"] if replayed else []),
+        *([f"{evaluated} real episodes of the evaluation, before and after"] if evaluated else []),
+        *([f"{len(recorded)} recorded ones of the same tasks"] if recorded else []),
+    ]
+    counts = f"{', '.join(parts)}."
     if not shown:
         counts = "The runs kept no trajectories that can be read (train.save_groups says how many)."
     return _section(
@@ -167,8 +217,18 @@ def _viewer(runs: Sequence[Run], recorded: Sequence[Trajectory]) -> str:
 
 
 def _episodes(runs: Sequence[Run], recorded: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    found = [episode_data(each, run.name, run.kept.shown) for run in runs for each in run.kept.episodes]
-    return found + [episode_data(each, "recorded", {}) for each in recorded]
+    found = []
+    for run in runs:
+        kept = run.kept
+        for each in kept.episodes:
+            found.append(episode_data(each, run.name, kept.shown))
+            if (real := kept.replays.get(each.id)) is not None:
+                found.append(episode_data(real, run.name, {}, "replay", "the same actions"))
+        found += [
+            episode_data(each, run.name, {}, "evaluation", short_names([each.provenance.policy])[0])
+            for each in kept.evaluations
+        ]
+    return found + [episode_data(each, "recorded", {}, "recorded") for each in recorded]
 
 
 def _problems(runs: Sequence[Run]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from dreamgym.report.safe_reading import (
     row_at,
 )
 
+STAGES = "stages.json"
+"""Of a directory of `learn`: what its stages cost; its runs are below it."""
 METRICS, SUMMARY, CONFIG, CURVE = "metrics.jsonl", "summary.json", "config.json", "curve.json"
 USAGE = "usage.json"
 _SIGNS = (METRICS, SUMMARY, CURVE, "run.json", "fidelity.json", "tasks.jsonl", "trajectories")
@@ -39,7 +42,7 @@ class Evaluated:
     split: str
     environment: str
     success: Point
-    """The step is `x`, where the run evaluated itself; 0 otherwise."""
+    """`x` is the training step of the policy."""
     episodes: int
     real_steps: int | None = None
     seconds: float | None = None
@@ -63,6 +66,10 @@ class Run:
     path: Path
     world: str = "dream"
     """Where it trained: `dream` or `real`."""
+    settings: dict[str, object] = field(default_factory=dict)
+    """By their full names."""
+    changed: float = 0.0
+    """When it last wrote metrics or a summary, in seconds since the epoch."""
     steps: list[Row] = field(default_factory=list)
     validation: list[Evaluated] = field(default_factory=list)
     """Evaluations while it trained, which choose the policy."""
@@ -72,6 +79,8 @@ class Run:
     """Evaluations of the policies that this one was compared with."""
     comparisons: list[tuple[str, Point, int]] = field(default_factory=list)
     """Paired differences: (other policy, difference, number of episodes)."""
+    audit: tuple[int, int] | None = None
+    """Successes in the dream that were replayed in reality, and how many of them are real."""
     stages: list[Stage] = field(default_factory=list)
     usage: Row | None = None
     """Usage of endpoints, if there is any."""
@@ -109,7 +118,7 @@ def find_runs(paths: Sequence[Path]) -> list[tuple[str, Path]]:
             what = "a file" if path.exists() else "nothing"
             raise DataError(f"{path}: expected the folder of a run, found {what}")
         inner = [] if (path / METRICS).exists() else [each for each in _folders(path) if _is_run(each)]
-        here = [path] if _is_run(path) else []
+        here = [path] if _is_run(path) and not (inner and (path / STAGES).exists()) else []
         if not here and not inner:
             raise DataError(
                 f"{path}: expected the folder of a run, found none of {', '.join(_SIGNS)} in it; "
@@ -132,10 +141,14 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
     recorded = (amounts for row in reversed(rows) if (amounts := row_at(row, "spent")))
     spent: Row = next(recorded, row_at(summary, "spent"))
     run.stages = _stages(spent)
-    if row_at(read_object(path / CONFIG, problems), "train").get("mode") == "real":
+    run.settings = _flat(read_object(path / CONFIG, problems) or {})
+    run.changed = max(_changed(path / name)[0] for name in (METRICS, SUMMARY, CURVE))
+    if run.settings.get("train.mode") == "real":
         run.world = "real"
     run.usage = read_object(path / USAGE, problems)
     _read_evaluations(run)
+    if run.steps:
+        _add_stages_around(run)
     run.pool = summarize_pool(path / "tasks.jsonl", problems)
     for file in sorted(path.glob("fidelity*.json"))[:_MOST_FILES]:
         measured = read_object(file, problems)
@@ -143,6 +156,9 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
             run.fidelity.append((file.stem.removeprefix("fidelity").removeprefix("-no-"), measured))
     run.fine_tuning = items(read_json(path / CURVE, problems), dict)
     run.kept = keep(path, episodes, problems)
+    dreamt = [each for each in run.kept.episodes if each.success and each.id in run.kept.replays]
+    if dreamt:
+        run.audit = len(dreamt), sum(run.kept.replays[each.id].success for each in dreamt)
     return run
 
 
@@ -195,6 +211,36 @@ def _stages(spent: Row) -> list[Stage]:
     return list(found.values())
 
 
+def _add_stages_around(run: Run) -> None:
+    """What recording, fine-tuning and later evaluations cost, which the run itself does not count."""
+    stages = row_at(read_object(run.path.parent / STAGES, run.problems), "stages")
+    for key, name in (("collect", "recording"), ("experience", "fine-tuning the experience model")):
+        row = row_at(stages, key)
+        amounts = {
+            "real_steps": number(row.get("real_steps")),
+            "synthetic_steps": None,
+            "seconds": number(row.get("seconds")),
+        }
+        if amounts["real_steps"] or amounts["seconds"]:
+            run.stages.insert(int(key == "experience"), Stage(name=name, amounts=amounts))
+    steps = [each.real_steps or 0 for each in [*run.evaluations, *run.compared]]
+    if steps:
+        seconds = [each.seconds or 0.0 for each in [*run.evaluations, *run.compared]]
+        amounts = {"real_steps": float(sum(steps)), "synthetic_steps": None, "seconds": sum(seconds)}
+        run.stages.append(Stage(name="evaluation afterwards", amounts=amounts))
+
+
+def _flat(row: Row, prefix: str = "") -> dict[str, object]:
+    """
+    >>> _flat({"seed": 1, "train": {"steps": 5}})
+    {'seed': 1, 'train.steps': 5}
+    """
+    found: dict[str, object] = {}
+    for key, value in row.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
 def _read_evaluations(run: Run) -> None:
     files = [*run.path.glob("evaluation*.json"), *run.path.glob("evaluation*/*.json")]
     for file in sorted(files, key=_changed)[:_MOST_FILES]:
@@ -217,12 +263,14 @@ def _changed(file: Path) -> tuple[float, str]:
 def _evaluated(row: Row) -> Evaluated | None:
     """Of an evaluation while the run trained, which has a step, or of `dreamgym evaluate`."""
     step = number(row.get("step"))
-    found = estimate(row.get("success"), x=step or 0.0)
+    policy = str(row.get("policy", ""))
+    saved = re.search(r"@(\d{1,9})$", policy)
+    found = estimate(row.get("success"), x=step if step is not None else float(saved[1]) if saved else 0.0)
     if found is None:
         return None
     families = ((name, estimate(share)) for name, share in row_at(row, "by_family").items())
     return Evaluated(
-        policy=str(row.get("policy", "")) if step is None else f"step {step:.0f}",
+        policy=policy if step is None else f"step {step:.0f}",
         split=str(row.get("split", "")),
         environment=str(row.get("environment", "")),
         success=found[0],

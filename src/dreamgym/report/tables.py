@@ -31,7 +31,6 @@ _SERIES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
         *("Reward entropy", ("reward_entropy",), "Mean variance of the returns in a rollout group."),
         "No run here has metrics with the reward entropy of its rollout groups.",
     ),
-    ("Return", ("return_mean",), "Mean total reward of an episode.", ""),
     ("Turns per episode", ("episode_turns",), "", ""),
     ("Refused actions", ("refused_share",), "Share of the turns that the environment refused.", ""),
     ("Entropy of the policy", ("learner", "entropy"), "Nats per token, where the learner reports it.", ""),
@@ -295,10 +294,17 @@ def _success_lines(runs: Sequence[Run]) -> Iterator[Line]:
         )
         yield Line(
             label=f"{run.name}, real evaluation",
-            points=tuple(each.success for each in run.validation),
+            points=_real_points(run),
             colour=place,
             style="marks",
         )
+
+
+def _real_points(run: Run) -> tuple[Point, ...]:
+    """Real success by training step: validation, and evaluations of policies that the run saved."""
+    own = f"{run.path.resolve()}@"
+    after = [each for each in [*run.evaluations, *run.compared] if each.policy.startswith(own)]
+    return tuple(sorted((each.success for each in [*run.validation, *after]), key=lambda point: point.x))
 
 
 def _by_real_steps(runs: Sequence[Run]) -> Iterator[Line]:

@@ -9,6 +9,17 @@
     root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
   });
 
+  // While runs go on, the page asks its own server whether they have changed, and for nothing else.
+  const { live } = root.dataset;
+  if (live) {
+    setInterval(async () => {
+      try {
+        const answer = await fetch("version");
+        if (answer.ok && await answer.text() !== live) location.reload();
+      } catch { /* the server has been stopped */ }
+    }, 2000);
+  }
+
   const episodes = JSON.parse(get("data").textContent);
   if (!episodes.length) return;
   get("viewer").hidden = false;
@@ -37,7 +48,7 @@
   const LISTED = 300;
   let found = [];
   let chosen = null;
-  let pair = { dream: null, real: null };
+  let pair = { left: null, right: null };
   let at = 0;
 
   const alike = (one, two) => {
@@ -46,18 +57,34 @@
       && one.steps[length].action === two.steps[length].action) length += 1;
     return length;
   };
-  const others = (episode, source) => byTask.get(episode.task).filter((each) => each.source === source);
-  const counterpart = (episode) => {
-    const source = episode.source === "dream" ? "real" : "dream";
-    return others(episode, source).reduce(
-      (best, each) => (best === null || alike(episode, each) > alike(episode, best) ? each : best), null);
+  const others = (episode) => byTask.get(episode.task).filter((each) => each.source === episode.source
+    && (each.role === "evaluation") === (episode.role === "evaluation"));
+  const closest = (episode, source) => byTask.get(episode.task).filter((each) => each.source === source && each.role !== "evaluation")
+    .reduce((best, each) => (best === null || alike(episode, each) > alike(episode, best) ? each : best), null);
+  const twin = (episode, role) => byTask.get(episode.task).find((each) =>
+    each.role === role && each.run === episode.run && each.id === episode.id) ?? null;
+  const step_of = (episode) => Number(/@(\d+)$/.exec(episode.when)?.[1] ?? Infinity);
+
+  // Left and right: a dream and the same actions in reality; or a task in reality before and after.
+  const paired = (episode) => {
+    if (episode.role === "evaluation") {
+      const both = others(episode).sort((one, two) => step_of(one) - step_of(two));
+      return both.length > 1 ? { left: both[0], right: both.at(-1) } : { left: null, right: episode };
+    }
+    if (episode.role === "replay") return { left: twin(episode, "training"), right: episode };
+    if (episode.source === "dream") return { left: episode, right: twin(episode, "replay") ?? closest(episode, "real") };
+    return { left: closest(episode, "dream"), right: episode };
   };
+  const label = (episode) => ({
+    replay: "Reality, the same actions", evaluation: `Reality, ${episode.when}`, recorded: "Reality, recorded",
+  })[episode.role] ?? (episode.source === "dream" ? "Dream" : "Reality");
+  const address = (episode) => `#episode=${encodeURIComponent([episode.run, episode.role, episode.when, episode.id].join(" "))}`;
 
   const filter = () => {
     const words = get("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     const [run, source, outcome] = ["run", "source", "outcome"].map((id) => get(id).value);
     found = episodes.filter((episode) =>
-      (!run || episode.run === run) && (!source || episode.source === source)
+      (!run || episode.run === run) && (!source || episode.source === source || episode.role === source)
       && (!outcome || episode.success === (outcome === "success"))
       && words.every((word) => episode.text.includes(JSON.stringify(word).slice(1, -1))));
     const more = found.length > LISTED ? `, the first ${LISTED} are listed` : "";
@@ -65,9 +92,9 @@
     get("list").replaceChildren(...found.slice(0, LISTED).map((episode) => {
       const button = make("button", { type: "button" },
         make("span", { text: episode.success ? "✓ " : "✗ ", name: episode.success ? "good" : "bad" }),
-        make("span", { text: episode.instruction }),
-        make("small", { text: `${episode.source} · ${episode.run} · ${episode.length} steps · ${episode.id}` }));
-      button.addEventListener("click", () => choose(episode));
+        make("span", { text: episode.instruction, name: "instruction" }),
+        make("small", { text: `${label(episode).toLowerCase()} · ${episode.run} · ${episode.length} steps · ${episode.id}` }));
+      button.addEventListener("click", () => choose(episode, true));
       episode.button = button;
       return make("li", {}, button);
     }));
@@ -79,10 +106,10 @@
     for (const episode of found) episode.button?.setAttribute("aria-current", String(episode === chosen));
   };
 
-  const choose = (episode) => {
+  const choose = (episode, link = false) => {
     chosen = episode;
-    const other = counterpart(episode);
-    pair = episode.source === "dream" ? { dream: episode, real: other } : { dream: other, real: episode };
+    pair = paired(episode);
+    if (link) history.replaceState(null, "", address(episode));
     at = 0;
     show();
     mark();
@@ -101,25 +128,27 @@
       make("ul", {}, ...episode.sheet.map((fact) => make("li", { text: fact }))));
   };
 
-  const head = (source) => {
-    const side = get(`head-${source}`);
-    const episode = pair[source];
-    const title = make("h4", { text: source === "dream" ? "Dream" : "Reality" });
-    side.classList.toggle("empty", !episode);
+  const head = (side_name, place) => {
+    const side = get(place);
+    const episode = pair[side_name];
+    const source = episode?.source ?? (side_name === "left" ? "dream" : "real");
+    side.className = `side ${source}${episode ? "" : " empty"}`;
+    const title = make("h4", { text: episode ? label(episode) : source === "dream" ? "Dream" : "Reality" });
     if (!episode) {
       side.replaceChildren(title, make("p", { text: source === "dream"
         ? "No synthetic episode of this task is in the report."
-        : "No real episode of this task is in the report; --trajectories adds recorded ones." }));
+        : "No real episode of this task is in the report; `dreamgym experience audit` replays this one." }));
       return;
     }
     const select = make("select", { "aria-label": `${source} episode of this task` });
-    for (const each of others(episode, source)) {
-      const option = make("option", { text: `${each.success ? "✓" : "✗"} ${each.run} · ${each.policy} v${each.version} · ${each.id}` });
+    const choices = others(episode);
+    for (const each of choices) {
+      const option = make("option", { text: `${each.success ? "✓" : "✗"} ${label(each)} · ${each.run} · ${each.policy} v${each.version} · ${each.id}` });
       option.selected = each === episode;
       select.append(option);
     }
     select.addEventListener("change", () => {
-      pair[source] = others(episode, source)[select.selectedIndex];
+      pair[side_name] = choices[select.selectedIndex];
       show();
     });
     const facts = `${episode.success ? "success" : "failure"} · reward ${episode.reward} · ${episode.length} steps`
@@ -171,26 +200,27 @@
   };
 
   const verdict = (number, same) => {
-    const { dream, real } = pair;
+    const { left: dream, right: real } = pair;
     if (!dream || !real || number > Math.min(dream.steps.length, real.steps.length)) return null;
     if (number > same) return number === same + 1 ? make("span", { text: "from here on the actions differ" }) : null;
     const states = number === 0 ? [dream.start, real.start] : [dream.steps[number - 1].state, real.steps[number - 1].state];
     return states[0] === states[1] ? make("span", { text: "same state", name: "good" }) : make("span", { text: "states differ", name: "bad" });
   };
 
-  const last = () => Math.max(pair.dream?.steps.length ?? 0, pair.real?.steps.length ?? 0);
+  const last = () => Math.max(pair.left?.steps.length ?? 0, pair.right?.steps.length ?? 0);
 
   const show = () => {
     get("instruction").textContent = chosen.instruction;
     get("task").textContent = [`task ${chosen.task}`, chosen.family, chosen.origin].filter(Boolean).join(" · ");
-    head("dream");
-    head("real");
-    const same = pair.dream && pair.real ? alike(pair.dream, pair.real) : 0;
+    head("left", "head-dream");
+    head("right", "head-real");
+    const { left, right } = pair;
+    const same = left && right ? alike(left, right) : 0;
     const rows = [];
     for (let number = 0; number <= last(); number += 1) {
       const row = make("li", {},
         make("div", { name: "number" }, make("span", { text: number === 0 ? "start" : `step ${number}` }), verdict(number, same)),
-        make("div", { name: "pair" }, cell(pair.dream, number, "dream"), cell(pair.real, number, "real")));
+        make("div", { name: "pair" }, cell(left, number, left?.source ?? "dream"), cell(right, number, right?.source ?? "real")));
       row.addEventListener("click", () => step(number, false));
       rows.push(row);
     }
@@ -209,7 +239,7 @@
 
   const move = (by) => {
     const place = found.indexOf(chosen) + by;
-    if (place >= 0 && place < found.length) choose(found[place]);
+    if (place >= 0 && place < found.length) choose(found[place], true);
   };
 
   const cycle = () => {
@@ -235,5 +265,10 @@
   get("filters").addEventListener("submit", (event) => event.preventDefault());
   get("back").addEventListener("click", () => step(at - 1));
   get("on").addEventListener("click", () => step(at + 1));
+  const linked = episodes.find((episode) => location.hash === address(episode));
+  chosen = linked ?? episodes.findLast((episode) => episode.success && episode.source === "dream" && twin(episode, "replay"))
+    ?? null;
+  if (chosen) choose(chosen);
   filter();
+  if (linked) get("episodes").scrollIntoView();
 })();

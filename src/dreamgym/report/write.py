@@ -14,14 +14,21 @@ from dreamgym.report.safe_reading import Problems
 from dreamgym.types import Trajectory
 
 
-def write_report(
-    runs: Sequence[Path], out: Path, trajectories: Sequence[str], episodes: int
+def read_report(
+    runs: Sequence[Path], trajectories: Sequence[str], episodes: int
 ) -> tuple[list[Run], list[Trajectory], Problems]:
-    """Write the page; returns the runs, the recorded episodes, and the problems while reading those."""
+    """The runs, recorded episodes of their tasks, and the problems while reading those."""
     found = [read_run(name, path, episodes=episodes) for name, path in find_runs(runs)]
     tasks = {each.task.id for run in found for each in run.kept.episodes}
     problems = Problems()
-    recorded_episodes = recorded([dataset_path(each) for each in trajectories], tasks, episodes, problems)
+    return found, recorded([dataset_path(each) for each in trajectories], tasks, episodes, problems), problems
+
+
+def write_report(
+    runs: Sequence[Path], out: Path, trajectories: Sequence[str], episodes: int
+) -> tuple[list[Run], list[Trajectory], Problems]:
+    """Write the page; returns what `read_report` found."""
+    found, recorded_episodes, problems = read_report(runs, trajectories, episodes)
     with atomic_write(out) as file:
         file.write_text(page(found, recorded_episodes), encoding="utf-8")
     return found, recorded_episodes, problems
