@@ -58,11 +58,11 @@ class Plan:
 
     tasks: int = 200
     episodes_per_task: int = 4
-    experience_steps: int = 1_000
+    experience_steps: int = 600
     imitation: tuple[int, ...] = (50, 100, 200, 400)
     """Updates of the warm starts that are tried, until validation no longer rises."""
     batch: int = 8
-    steps: int = 50
+    steps: int = 40
     tasks_per_step: int = 12
     group_size: int = 8
     minibatch: int = 32
@@ -71,7 +71,7 @@ class Plan:
     matrix_learning_rate: float = 0.004
     real_share: int = 16
     """Audits may take this part of the real steps that practice in reality takes."""
-    audits: int = 5
+    audits: int = 4
     validation_episodes: int = 100
     test_episodes: int = 200
     audited_tasks: int = 24
@@ -80,6 +80,20 @@ class Plan:
     def updates(self) -> int:
         """Of practice."""
         return self.steps * self.epochs * -(-self.tasks_per_step * self.group_size // self.minibatch)
+
+
+SMOKE = Plan(
+    tasks=20,
+    experience_steps=20,
+    imitation=(10,),
+    steps=4,
+    tasks_per_step=2,
+    group_size=4,
+    audits=2,
+    validation_episodes=4,
+    test_episodes=8,
+    audited_tasks=2,
+)
 
 
 class Cell:
@@ -306,7 +320,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _interval(estimate: dict[str, Any] | None) -> str:
-    if estimate is None:
+    if estimate is None or estimate["value"] is None:
         return ""
     return f"{estimate['value']:+.1%} [{estimate['low']:+.1%}, {estimate['high']:+.1%}]"
 
@@ -318,9 +332,10 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--runs", type=Path, default=Path("runs/black-box"))
     parser.add_argument("--out", type=Path, default=Path("results/black-box/cells.json"))
+    parser.add_argument("--smoke", action="store_true", help="a minute of each stage, to try the command")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     given = parser.parse_args()
-    plan = Plan()
+    plan = SMOKE if given.smoke else Plan()
     if not given.table:
         for seed in given.seeds:
             for name in given.environments:
