@@ -11,7 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbclient
+import nbformat
 import pytest
+from website.notebooks import FOLDER, NOTEBOOKS, notebook
 
 import dreamgym as dg
 from tests.conftest import ROOT
@@ -124,3 +127,34 @@ def test_06_a_pretrained_model_learns_with_lora(runs: Path, tmp_path: Path) -> N
     small_models.tokenizer().save_pretrained(tmp_path / "base")
     run("06", tmp_path, RUN=runs / "experience", MODEL=f"hf:{tmp_path / 'base'}", STEPS=1, **SHORT)
     assert (tmp_path / "runs" / "lora-agent" / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_what_its_example_makes(name: str) -> None:
+    stored = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
+    made = nbformat.writes(notebook(NOTEBOOKS[name]), version=4)
+    assert stored.rstrip() == made.rstrip(), "run python -m website.notebooks"
+
+
+def test_every_notebook_runs_from_its_first_cell_to_its_last(runs: Path, tmp_path: Path) -> None:
+    """One kernel for all of them, which loads torch once; each with the settings of its example above."""
+    settings: dict[str, dict[str, object]] = {
+        "01": {"RUN": runs / "experience", "ACTIONS": "look,open fridge"},
+        "02": {"STEPS": 1, "WARM_START": 2, "MODEL": "nano", **SHORT},
+        "03": {"OUT": tmp_path / "vending", "SCALE": 0.02},
+        "04": {"OUT": tmp_path / "shop", "SCALE": 0.01},
+    }
+    together = nbformat.v4.new_notebook()
+    for name, script in NOTEBOOKS.items():
+        changed = {key: str(value) for key, value in settings[name[:2]].items()}
+        together.cells.append(nbformat.v4.new_code_cell(f"import os; os.environ.update({changed!r})"))
+        together.cells += notebook(script).cells
+    for place, cell in enumerate(together.cells):
+        cell["id"] = f"cell-{place}"
+    client = nbclient.NotebookClient(together, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    printed = "".join(
+        str(output.get("text", "")) for cell in together.cells for output in cell.get("outputs", ())
+    )
+    for text in ("because:", "success", "vending/report.html", "36 new trajectories"):
+        assert text in printed

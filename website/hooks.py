@@ -79,7 +79,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def _generated() -> Iterator[tuple[str, str]]:
     listed = [f"- [{title(script)}]({script.stem}.md): {_opening(script)}" for script in EXAMPLES]
-    text = "# Tutorials\n\nEach is a script of `examples/` that the tests run.\n\n"
+    text = "# Tutorials\n\nScripts of `examples/` that the tests run; some are in `notebooks/`, too.\n\n"
     yield "tutorials/README.md", text + "\n".join(listed)
     for script in EXAMPLES:
         yield _tutorial(script), _tutorial_text(script)
