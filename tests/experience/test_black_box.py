@@ -43,7 +43,11 @@ def model_of(script: Script, **settings: object) -> BlackBoxExperienceModel:
         script,
         name="test",
         settings=chosen,
-        knowledge=BlackBoxKnowledge(persistent=frozenset({"read/2"}), refusal="You cannot do that."),
+        knowledge=BlackBoxKnowledge(
+            persistent=frozenset({"read/2"}),
+            successes=frozenset({"take/2 => You take the nuts."}),
+            refusal="You cannot do that.",
+        ),
     )
 
 
@@ -95,6 +99,18 @@ async def test_a_prediction_without_support_is_refused_ended_or_penalised() -> N
     assert (text, success) == ("You take the nuts.", False)
     assert reward < 0
     assert await outcome("ignore") == ("You take the nuts.", True, 1.0, True)
+
+
+async def test_a_success_must_end_as_a_recorded_one_did_by_action_and_reply() -> None:
+    async def won(action: str, reply: str) -> bool:
+        sheet = WorldSheet(facts=(reply_fact("A machine.", action, reply),))
+        found = await model_of(Script(end="success")).predict(TASK, sheet, (), START, action)
+        assert found.outcome.next_state.text == reply
+        return found.outcome.success
+
+    assert await won("take nuts", "You take the nuts.")
+    assert not await won("kick nuts", "You take the nuts.")
+    assert not await won("take nuts", "That is not in the tray.")
 
 
 async def test_a_success_counts_only_if_every_step_to_it_is_supported() -> None:

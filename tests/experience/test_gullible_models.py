@@ -246,7 +246,7 @@ def black_box(machine: Machine, *, imagine: bool = True) -> BlackBoxExperienceMo
         settings=PromptSettings(
             facts="replies", history=8, text_limit=400, demonstrations=0, min_support=0.0, imagine=imagine
         ),
-        knowledge=BlackBoxKnowledge(successes=frozenset({WON}), support=Support()),
+        knowledge=BlackBoxKnowledge(successes=frozenset({f"take/2 => {WON}"}), support=Support()),
     )
 
 

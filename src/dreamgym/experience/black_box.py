@@ -22,11 +22,11 @@ from dreamgym.experience.known_replies import (
     newest_counts,
     recorded_replies,
     references,
-    reply_form,
     resolve,
     seed_of,
     select,
     shared_words,
+    success_form,
 )
 from dreamgym.experience.model import CachedModel, ModelVerdict, confidence, make_prediction, retrieve
 from dreamgym.experience.reply_format import (
@@ -116,7 +116,7 @@ class BlackBoxKnowledge:
     """Exchangeable words."""
     inert: NoEffect = field(default_factory=NoEffect)
     successes: frozenset[str] = frozenset()
-    """Forms of the replies with which recorded successes ended."""
+    """How recorded successes ended: kinds of action with forms of replies; no other success is granted."""
     support: Support = field(default_factory=Support)
     refusal: str = "Nothing happens."
     """The most frequent reply of the recordings that changes nothing."""
@@ -183,9 +183,9 @@ class BlackBoxExperienceModel:
         selected = replace(selected, counts=newest_counts(counters, past, now))
         text = black_box_prompt(*(task, selected, past, now, action, demonstrations), settings=self._settings)
         reply = await self._ask(text, references(selected, now, demonstrations))
-        form = reply_form(reply.next_state, self._knowledge.names)
-        if reply.success and self._knowledge.successes and form not in self._knowledge.successes:
-            reply = replace(reply, success=False, terminated=False)  # no success was ever told like this
+        form = success_form(action, reply.next_state, self._knowledge.names)
+        if reply.success and form not in self._knowledge.successes:
+            reply = replace(reply, success=False, terminated=False)  # no recorded success ended like this
         prediction = await make_prediction(
             *(reply, task, sheet, state, action),
             grader=self._grader,

@@ -325,13 +325,17 @@ def mentions(history: Sequence[Transition], action: str) -> tuple[Transition, ..
 
 
 def success_forms(trajectories: Iterable[Trajectory], names: Collection[str]) -> frozenset[str]:
-    """The forms of the replies with which recorded successes ended."""
+    """How recorded successes ended: kinds of action with the forms of their replies."""
     return frozenset(
-        reply_form(step.outcome.next_state.text, names)
+        success_form(step.action, step.outcome.next_state.text, names)
         for trajectory in trajectories
         for step in trajectory.transitions
         if step.outcome.success
     )
+
+
+def success_form(action: str, reply: str, names: Collection[str]) -> str:
+    return f"{action_kind(action)} => {reply_form(reply, names)}"
 
 
 def reply_form(text: str, names: Collection[str]) -> str:
