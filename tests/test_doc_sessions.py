@@ -58,6 +58,7 @@ RUN_ELSEWHERE = r"<!-- (tests/\S+\.py) runs from here -->.*<!-- \1 runs to here 
 
 NOT_RUN = {
     "pip install": "needs a package index",
+    "docker ": "needs a container runtime; tests/test_repository.py reads the Dockerfile",
     "make quickstart": "makes a virtual environment, then trains for 10 minutes",
     "make test": "is this test suite",
     "dreamgym quickstart": "trains for minutes; tests/learning runs it with short settings",
