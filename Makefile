@@ -6,12 +6,13 @@ STAMP := $(VENV)/.set-up
 # Processes that share the tests; each keeps to one thread.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart test lint types unit docs bench clean
+.PHONY: help setup quickstart test test-integrations lint types unit docs bench clean
 
 help:
 	@echo "make quickstart   set up, then run the main job on the embedded default"
 	@echo "make test         set up, then lint, type check and run every test"
 	@echo "make docs         build the documentation into site/ (part of make test)"
+	@echo "make test-integrations   test the adapters with OpenEnv, TRL and SkyRL, each in its own environment (slow)"
 	@echo "make bench        print the benchmarks (quick settings)"
 	@echo "make clean        remove $(VENV) and what tools left behind"
 
@@ -46,6 +47,9 @@ unit: setup
 docs: setup
 	$(BIN)/mkdocs build --strict
 
+test-integrations: setup
+	$(BIN)/python integrations/run.py
+
 bench: setup
 	$(BIN)/python benchmarks/episode_processes.py --quick
 	$(BIN)/python benchmarks/replay.py --quick
@@ -54,4 +58,4 @@ bench: setup
 	$(BIN)/python benchmarks/training.py --quick
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis site

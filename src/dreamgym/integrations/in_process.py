@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from dreamgym.types import Task
 Source = str | Path | EnvironmentFactory | ServedEnvironment
 """A run or a name as for `dreamgym serve`; a `Dream` or another factory; or what is open already."""
 _opened: dict[tuple[Any, ...], ServedEnvironment] = {}
+_stacks: list[AsyncExitStack] = []
 FAILURES = (EpisodeFailedError, EndpointError, BudgetSpentError)
 """What ends an episode without a result: adapters report it as a truncation with its kind."""
 
@@ -65,8 +66,24 @@ def open_environment(
         stack = AsyncExitStack()
         found = open_served(str(environment), load_config(overrides=list(settings)), mode=mode, **options)
         _opened[key] = loop_thread().call(stack.enter_async_context(found))
-        atexit.register(lambda: loop_thread().call(stack.aclose(), timeout=60))
+        _stacks.append(stack)
     return _opened[key]
+
+
+def close_environments() -> None:
+    """Close everything that was opened by name, and record results that are not yet a whole step.
+
+    At the end of the process this is tried too, but threads of models may have ended before.
+    """
+    _opened.clear()
+    while _stacks:
+        loop_thread().call(_stacks.pop().aclose(), timeout=60)
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    with suppress(Exception):
+        close_environments()
 
 
 class Episodes:
@@ -113,6 +130,9 @@ class Episodes:
 
     async def aclose(self) -> None:
         await loop_thread().acall(self._session.aclose(finished=True))
+
+    async def aclose_here(self) -> None:
+        await self._session.aclose(finished=True)
 
     async def areset_here(self, **chosen: Any) -> Observation:
         """As `reset`, on the shared loop itself."""

@@ -14,7 +14,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,6 +26,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from dreamgym import __version__
 from dreamgym.data.schema import explain
 from dreamgym.errors import ConfigError, DreamGymError, EpisodeOverError
 from dreamgym.integrations.serving import (
@@ -232,7 +232,7 @@ class OpenEnvApp:
         return {
             "name": self.served.name,
             "description": f"DreamGym: {self.served.name}, mode {' or '.join(self.served.modes)}",
-            "version": version("dreamgym"),
+            "version": __version__,
         }
 
     async def _schema(self, request: Request) -> Any:

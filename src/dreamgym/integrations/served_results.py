@@ -68,10 +68,10 @@ class ServedResults:
             self._writer = self._files.enter_context(TrajectoryWriter(out / TRAJECTORIES))
             self._log = self._files.enter_context(MetricsLog(out / METRICS))
 
-    async def draw(self) -> tuple[Task, int]:
+    async def draw(self, *, anew: bool = False) -> tuple[Task, int]:
         """The task and seed of an episode for which the client names neither: the curriculum's choice, the
-        same `group_size` times."""
-        if self._current is not None:
+        same `group_size` times; with `anew`, those of another group."""
+        if self._current is not None and not anew:
             task, seed = self._current
             group = self._open.get((task.id, seed))
             if group is not None and group.started < self.group_size:
