@@ -191,9 +191,15 @@ def test_a_larger_scale_means_more_of_everything_and_no_larger_steps(tmp_path: P
         assert less.config.learner.decay_steps == less.config.train.steps
 
 
+def test_a_preset_limits_the_length_of_its_own_games_only(tmp_path: Path) -> None:
+    assert Plan.load("textworld", tmp_path).config.train.horizon == 15
+    other = {"environment": {"options": {"family": "treasure"}}}
+    assert Plan.load("textworld", tmp_path, values=other).config.train.horizon is None
+
+
 def test_pretrained_weights_get_small_rates_and_the_users_settings_win(tmp_path: Path) -> None:
     scratch = Plan.load("textworld", tmp_path).config
-    assert scratch.train.warm_start_lr == 1e-3
+    assert scratch.train.warm_start_lr == 5e-4
     assert scratch.agent.model == f"hf:{tmp_path}/experience/model"
     pretrained = {"experience": {"model": "hf:base"}, "agent": {"model": "hf:base"}}
     config = Plan.load("textworld", tmp_path, values=pretrained).config

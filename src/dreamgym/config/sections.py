@@ -241,6 +241,16 @@ class TrainConfig(Section):
     warm_start_success: float | None = Field(
         None, gt=0, le=1, description="in the dream: the warm start ends soon after this success is reached"
     )
+    warm_start_check_every: int = Field(15, ge=1, description="updates between two measurements of it")
+    warm_start_evaluated: bool = Field(
+        False, description="measure it at agent.evaluation_temperature instead of that of practice"
+    )
+    warm_start_cooldown: float = Field(
+        0.33,
+        ge=0,
+        description="further updates, as a share of those before, over which the rate falls; 0: none, and of "
+        "the last two measured policies the one nearer to warm_start_success is the start",
+    )
     split: str = Field("train", description="split of the training tasks")
     tasks_from: Literal["data", "environment"] = Field("data", description="environment: needs mode real")
     num_tasks: int | None = Field(None, ge=1, description="number of training tasks; None for all")

@@ -82,6 +82,8 @@ class Plan:
         chosen = dict(values or {})
         models = [chosen.get(section, {}).get("model", "") for section in ("experience", "agent")]
         preset = _preset(name, pretrained=any(str(model).startswith(HF_PREFIX) for model in models))
+        if chosen.get("environment", {}).get("options"):  # other games than the preset's may be longer
+            preset["train"].pop("horizon", None)
         extent = preset.pop("learn")
         _scale(preset, extent, scale)
         merged = _merged(preset, chosen)

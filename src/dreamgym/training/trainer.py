@@ -348,7 +348,10 @@ async def _warm_start(run: _Run, agent: Agent, source: EpisodeSource | None = No
             think=run.spec.think if run.spec is not None else None,
             enough=None
             if share is None or source is None
-            else reaches(share, agent, source.factory, source.tasks, run.config.seed),
+            else reaches(
+                *(share, agent, source.factory, source.tasks, run.config.seed),
+                temperature=agent.config.evaluation_temperature if chosen.warm_start_evaluated else None,
+            ),
         )
     run_dir.save_policy(0, agent.weights())
 

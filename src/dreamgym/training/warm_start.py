@@ -26,9 +26,9 @@ _LOG_EVERY = 10
 _SAVE_EVERY = 100
 """Updates that a crash may cost."""
 
-_CHECK_FROM, _CHECK_EVERY = 30, 15
-"""Updates before the first measurement of success in the dream, and between two."""
-_CHECK_TASKS = 32
+_CHECK_FROM = 30
+"""Updates before the first measurement of success in the dream."""
+_CHECK_TASKS = 64
 CHECK = "warm start check"
 """The kind of their rows in the metrics."""
 
@@ -49,17 +49,18 @@ async def warm_start(
     think: Think | None = None,
     enough: Enough | None = None,
 ) -> None:
-    """Fine-tunes the agent on successful trajectories. When `enough` says so, it ends after a third more
-    updates, over which the learning rate falls. A refused action is context and the action after it is
-    trained: without such turns a refused policy repeats itself, since experts are never refused."""
+    """Fine-tunes the agent on successful trajectories. When `enough` says so, it ends, after
+    `train.warm_start_cooldown` more updates, over which the learning rate falls; without any, the agent gets
+    the weights of the last or the last but one measurement, whichever is nearer to what was wanted. A refused
+    action is context and the action after it is trained: without such turns a refused policy repeats itself,
+    since experts are never refused."""
     sft = make_sft(agent, trajectories, config, refusals=refusals, think=think)
     state = folder.load(WARM_START)
     if state is not None:
         sft.load_state_dict(state)
     started = time.perf_counter() - seconds_of(state)
-    found: dict[str, int] = {}
-    if state is not None and "end" in state:
-        found["end"] = sft.total_steps = state["end"]
+    found = {name: state[name] for name in ("end", "measured") if name in state} if state else {}
+    sft.total_steps = found.get("end", sft.total_steps)
 
     def save() -> None:
         folder.save(WARM_START, sft.state_dict() | found | {"seconds": time.perf_counter() - started})
@@ -80,27 +81,43 @@ async def warm_start(
                     on_update(sft.steps, row)
                 if sft.steps % _SAVE_EVERY == 0:
                     save()
-                due = sft.steps >= _CHECK_FROM and sft.steps % _CHECK_EVERY == 0
+                due = sft.steps >= _CHECK_FROM and sft.steps % config.train.warm_start_check_every == 0
                 if enough is not None and due and not sft.done and "end" not in found:
                     success, reached = await enough(sft.steps)
                     log.append({"kind": CHECK, "step": sft.steps, "success": success})
+                    found["measured"] = [*found.get("measured", [])[-1:], (success, agent.weights())]
                     if reached:
-                        found["end"] = sft.total_steps = min(sft.total_steps, sft.steps + sft.steps // 3)
+                        found["end"] = sft.total_steps = min(
+                            sft.total_steps, sft.steps + round(sft.steps * config.train.warm_start_cooldown)
+                        )
                 await asyncio.sleep(0)  # a cancelled task stops here
         finally:
             save()
+    if "end" in found and not config.train.warm_start_cooldown:
+        wanted = config.train.warm_start_success or 0.0
+        agent.restore(min(found["measured"], key=lambda each: abs(each[0] - wanted))[1])
 
 
 def reaches(
-    share: float, agent: Agent, factory: EnvironmentFactory, tasks: Sequence[Task], seed: int
+    share: float,
+    agent: Agent,
+    factory: EnvironmentFactory,
+    tasks: Sequence[Task],
+    seed: int,
+    *,
+    temperature: float | None = None,
 ) -> Enough:
-    """Whether this share of episodes succeeds in the dream; other tasks at each measurement."""
+    """Whether this share of episodes succeeds in the dream; other tasks at each measurement.
+
+    Args:
+        temperature: of the policy; None: that of practice.
+    """
 
     async def enough(updates: int) -> tuple[float, bool]:
         number = derive_seed(seed, "warm start", updates)
         report = await run_groups(
             factory,
-            agent.policy_factory(),
+            agent.policy_factory(temperature=temperature),
             random.Random(number).sample(tasks, min(_CHECK_TASKS, len(tasks))),
             name=f"warm-start-{updates}",
             seed=number,
