@@ -16,6 +16,9 @@ INTERRUPTIBLE = [
     *DREAMGYM,
 ]
 
+IN_BACKGROUND = [part.replace("SIG_DFL", "SIG_IGN") for part in INTERRUPTIBLE]
+"""As a shell without job control starts a command in the background: Ctrl-C is ignored."""
+
 
 def dreamgym(
     *arguments: object, cwd: Path | None = None, seconds: float = 300

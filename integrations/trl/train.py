@@ -76,7 +76,11 @@ def main(out: Path, seed: int = 0) -> None:
 
     # --8<-- [start:trainer]
     rollouts = Rollouts(
-        out / "experience", out=out / "served", max_turns=TURNS, turn_tokens=TOKENS, seed=seed
+        out / "experience",
+        out=out / "served",
+        max_turns=TURNS,
+        turn_tokens=TOKENS,
+        seed=seed,
     )
     trainer = GRPOTrainer(
         model=model,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from dreamgym.cli import app
 from dreamgym.training.run_dir import RunDir
-from tests.command import INTERRUPTIBLE
+from tests.command import IN_BACKGROUND, INTERRUPTIBLE
 
 GAMES = ("family=treasure", "level=1", "horizon=4")
 SMALL = (
@@ -79,10 +79,13 @@ def test_an_agent_is_trained_compared_with_its_beginning_and_carried_on(data: Pa
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_reached_and_says_how_to_go_on(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stop", "command"), [("SIGINT", INTERRUPTIBLE), ("SIGTERM", IN_BACKGROUND)])
+def test_ctrl_c_and_a_scheduler_keep_what_was_reached_and_say_how_to_go_on(
+    data: Path, tmp_path: Path, stop: str, command: list[str]
+) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(
-        [*INTERRUPTIBLE, *train(data, run, "train.steps=1000000", "train.save_policy_every=1000000")],
+        [*command, *train(data, run, "train.steps=1000000", "train.save_policy_every=1000000")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -94,7 +97,7 @@ def test_ctrl_c_keeps_what_was_reached_and_says_how_to_go_on(data: Path, tmp_pat
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < limit
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.Signals[stop])
         errors = process.communicate(timeout=300)[1]
     finally:
         process.kill()

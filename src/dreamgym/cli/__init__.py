@@ -84,7 +84,13 @@ def _main(
         raise typer.Exit
 
 
+def _stop(*_: object) -> None:
+    """A scheduler's SIGTERM is handled like Ctrl-C: save, and print how to resume."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
+
+
 def main() -> None:
-    # A scheduler's SIGTERM is handled like Ctrl-C: save, and print how to resume.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _stop)
     app()
