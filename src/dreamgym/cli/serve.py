@@ -96,6 +96,7 @@ def serve_command(
         raise ConfigError(f"--host {host}: other machines can connect, so set --token-env to a secret")
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("dreamgym.serve").setLevel(logging.INFO if verbose else logging.ERROR)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # sessions that Ctrl-C cancels are no errors
     resolved = resolve(config, overrides, {})
     chosen: Literal["dream", "real"] | None = None if mode is None else mode.value
     limits = {"max_sessions": max_sessions, "idle_seconds": idle_seconds}
