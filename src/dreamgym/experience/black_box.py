@@ -42,6 +42,7 @@ from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.seeding import derive_seed
 from dreamgym.structured import ask_structured, quote_action
 from dreamgym.types import (
+    Change,
     Completion,
     CompletionRequest,
     Demonstration,
@@ -225,7 +226,9 @@ class BlackBoxExperienceModel:
 
         def parse(found: Completion) -> ParsedReply:
             reply = parse_reply(start + found.text)
-            return replace(reply, next_state=resolve(reply.next_state, named), confidence=confidence(found))
+            # What recordings replied is no fact that a reply could change.
+            reply = replace(reply, change=Change(), confidence=confidence(found))
+            return replace(reply, next_state=resolve(reply.next_state, named))
 
         attempts = self._settings.attempts
         return await ask_structured(self._model, request, parse, name=self.name, attempts=attempts)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dreamgym.experience.known_replies import holds_replies
 from dreamgym.experience.recorded_rules import RecordedRules
 from dreamgym.experience.reply_format import (
     ParsedReply,
@@ -152,8 +151,6 @@ async def make_prediction(
     """
     problem: str | None = None
     refused = reply.next_state in refusals
-    if holds_replies(sheet):  # what recordings replied, which no reply changes
-        reply = replace(reply, change=Change())
     if refused:
         reply = replace(reply, change=Change(), terminated=False, success=False)
     else:
