@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from dreamgym.errors import EpisodeFailedError
 from dreamgym.experience.known_replies import (
     Selected,
-    counter_forms,
     mentions,
     newest_counts,
-    no_effect,
-    persistent_kinds,
     recorded_replies,
     refer,
     reply_fact,
@@ -27,6 +24,7 @@ from dreamgym.experience.known_replies import (
     with_known_replies,
     with_seed,
 )
+from dreamgym.experience.recorded_patterns import counter_forms, no_effect, persistent_kinds
 from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition
 
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from dreamgym.experience.known_replies import (
     IMAGINED,
-    NoEffect,
     Selected,
-    action_kind,
     known_replies,
     mentions,
     newest_counts,
@@ -26,9 +24,9 @@ from dreamgym.experience.known_replies import (
     seed_of,
     select,
     shared_words,
-    success_form,
 )
 from dreamgym.experience.model import CachedModel, ModelVerdict, confidence, make_prediction, retrieve
+from dreamgym.experience.recorded_patterns import NoEffect, action_kind, success_form
 from dreamgym.experience.reply_format import (
     ParsedReply,
     PromptSettings,

@@ -9,7 +9,6 @@ from random import Random
 from dreamgym.experience.black_box import BlackBoxKnowledge, black_box_prompt
 from dreamgym.experience.dataset import START, Example
 from dreamgym.experience.known_replies import (
-    action_kind,
     explain,
     newest_counts,
     recorded_replies,
@@ -19,6 +18,7 @@ from dreamgym.experience.known_replies import (
     training_replies,
 )
 from dreamgym.experience.near_misses import is_near_miss
+from dreamgym.experience.recorded_patterns import action_kind
 from dreamgym.experience.reply_format import PromptSettings, reply_text, start_prompt, start_text
 from dreamgym.seeding import derive_seed
 from dreamgym.types import Annotation, Demonstration, Note, State, Trajectory, WorldSheet

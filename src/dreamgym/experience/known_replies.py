@@ -10,14 +10,22 @@ words with it. No grammar of the environment is needed.
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from random import Random
 from typing import Final
 
+from dreamgym.experience.recorded_patterns import (
+    NOTHING_KNOWN,
+    NUMBER,
+    NoEffect,
+    action_kind,
+    by_task,
+    no_effect,
+    split_sentences,
+    split_words,
+)
 from dreamgym.seeding import derive_seed
 from dreamgym.structured import parse_error
 from dreamgym.types import Demonstration, Fact, Trajectory, Transition, WorldSheet
@@ -27,19 +35,11 @@ IMAGINED: Final = "imagined"
 """Like `REPLY`, of a reply that no recording holds: the experience model sampled it."""
 SEED: Final = "seed"
 """Predicate of the fact that holds an episode's seed, from which unknown replies are sampled."""
-_WORD = re.compile(r"\w+")
-_NUMBER = re.compile(r"\d+")
 _ELSEWHERE, _RELATED = 2, 3
 """Replies to the same action in other states, and replies to other actions, in one prompt."""
-_PERSISTENT = 0.95
-"""Share of equal replies in different states from which the replies to a kind of action are persistent."""
-_MIN_PAIRS = 5
-_FREQUENT, _EQUAL = 0.1, 0.6
-"""Share of the tasks that know a reply without effect, and of equal replies before and after it."""
 _MAX_COUNTS = 8
 _MAX_SHARED = 8
 _MAX_MENTIONS = 4
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 _FUTURE, _DROPPED = 0.5, 0.4
 
 
@@ -75,86 +75,6 @@ def _fact(step: Transition) -> Fact:
     return reply_fact(step.state.text, step.action, step.outcome.next_state.text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoEffect:
-    """What leaves an environment as it is; see `no_effect`."""
-
-    replies: frozenset[str] = frozenset()
-    """Texts such as refusals; they say nothing about the state either."""
-    kinds: frozenset[str] = frozenset()
-    """Kinds of action that only read."""
-
-    def __contains__(self, step: Transition) -> bool:
-        return step.outcome.next_state.text in self.replies or action_kind(step.action) in self.kinds
-
-    def states(self, transitions: Sequence[Transition]) -> list[Transition]:
-        """The same transitions; a state lasts until something has an effect."""
-        found: list[Transition] = []
-        for before, step in zip((None, *transitions), transitions, strict=False):
-            state = found[-1].state.text if before is not None and before in self else step.state.text
-            same = state == step.state.text
-            found.append(step if same else replace(step, state=replace(step.state, text=state)))
-        return found
-
-    def state_after(self, history: Sequence[Transition], state: str) -> str:
-        """The state that lasts after a history with `states`."""
-        return history[-1].state.text if history and history[-1] in self else state
-
-
-NOTHING_KNOWN: Final = NoEffect()
-
-
-def no_effect(trajectories: Iterable[Trajectory]) -> NoEffect:
-    """Mines replies and kinds of action without effect: what is done next gets the reply that it got before,
-    counted over actions to which the task knows several replies. Such replies are known in many tasks; texts
-    like first states describe the state and are none of them."""
-    tasks = _by_task(trajectories)
-    known: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-    replies: dict[tuple[str, str], set[str]] = defaultdict(set)
-    where: dict[str, set[str]] = defaultdict(set)
-    for task, recordings in tasks.items():
-        for step in (step for each in recordings for step in each.transitions):
-            text = step.outcome.next_state.text
-            known[task, step.state.text, step.action].add(text)
-            replies[task, step.action].add(text)
-            where[text].add(task)
-    pairs = [
-        (first, second.outcome.next_state.text in before)
-        for task, recordings in tasks.items()
-        for each in recordings
-        for first, second in pairwise(each.transitions)
-        if (before := known.get((task, first.state.text, second.action)))
-        and len(replies[task, second.action]) > 1
-        and first.state.text != second.state.text
-    ]
-    firsts = {_NUMBER.sub("#", each.start.text) for recordings in tasks.values() for each in recordings}
-    least = max(2, _FREQUENT * len(tasks))
-
-    def described(step: Transition) -> bool:
-        return _NUMBER.sub("#", step.outcome.next_state.text) in firsts
-
-    texts = [(step.outcome.next_state.text, same) for step, same in pairs if not described(step)]
-    inert = _mostly((text, same) for text, same in texts if len(where[text]) >= least)
-    kinds = _mostly(
-        (action_kind(step.action), same)
-        for step, same in pairs
-        if not described(step) and step.outcome.next_state.text not in inert
-    )
-    return NoEffect(replies=inert, kinds=kinds)
-
-
-def _mostly(found: Iterable[tuple[str, bool]]) -> frozenset[str]:
-    """The names for which most pairs are equal."""
-    pairs: Counter[str] = Counter()
-    equal: Counter[str] = Counter()
-    for name, same in found:
-        pairs[name] += 1
-        equal[name] += same
-    return frozenset(
-        name for name, count in pairs.items() if count >= _MIN_PAIRS and equal[name] >= _EQUAL * count
-    )
-
-
 def trajectory_replies(trajectory: Trajectory, inert: NoEffect = NOTHING_KNOWN) -> list[Fact]:
     return list(map(_fact, inert.states(trajectory.transitions)))
 
@@ -163,14 +83,7 @@ def task_sheets(trajectories: Iterable[Trajectory]) -> dict[str, WorldSheet]:
     """The known replies of each task, over all its recordings."""
     recorded = list(trajectories)
     inert = no_effect(recorded)
-    return {task: _sheet(recordings, inert) for task, recordings in _by_task(recorded).items()}
-
-
-def _by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
-    tasks: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        tasks.setdefault(trajectory.task.id, []).append(trajectory)
-    return tasks
+    return {task: _sheet(recordings, inert) for task, recordings in by_task(recorded).items()}
 
 
 def _sheet(recordings: Iterable[Trajectory], inert: NoEffect) -> WorldSheet:
@@ -180,7 +93,7 @@ def _sheet(recordings: Iterable[Trajectory], inert: NoEffect) -> WorldSheet:
 
 def with_known_replies(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Each trajectory with the known replies of the other recordings of its task as its sheet."""
-    tasks, inert = _by_task(trajectories), no_effect(trajectories)
+    tasks, inert = by_task(trajectories), no_effect(trajectories)
 
     def others(trajectory: Trajectory) -> list[Trajectory]:
         return [other for other in tasks[trajectory.task.id] if other.id != trajectory.id]
@@ -231,11 +144,11 @@ def select(
 
 def _related(replies: Sequence[Fact], action: str, counters: frozenset[str]) -> list[Fact]:
     """Replies to other actions by the rare words they share with this one, best first."""
-    wanted = set(_words(action)[1:])  # the first word is the verb, which says little about what is meant
+    wanted = set(split_words(action)[1:])  # the first word is the verb, which says little about what is meant
     others: dict[tuple[str, str], tuple[Fact, set[str]]] = {}
     for fact in replies:
         if fact[2] != action and not (counters and counters & _forms(fact[3])):
-            others[fact[2], fact[3]] = (fact, {*_words(fact[2]), *_words(fact[3])})
+            others[fact[2], fact[3]] = (fact, {*split_words(fact[2]), *split_words(fact[3])})
     counts = Counter(word for _, words in others.values() for word in words & wanted)
     scored = [
         (sum(math.log(1 + len(others) / counts[word]) for word in words & wanted), number, fact)
@@ -248,11 +161,7 @@ def _related(replies: Sequence[Fact], action: str, counters: frozenset[str]) -> 
 
 
 def _forms(text: str) -> set[str]:
-    return {_NUMBER.sub("#", sentence) for sentence in _sentences(text)}
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text)
+    return {NUMBER.sub("#", sentence) for sentence in split_sentences(text)}
 
 
 def training_replies(trajectory: Trajectory, position: int, inert: NoEffect = NOTHING_KNOWN) -> list[Fact]:
@@ -268,35 +177,6 @@ def training_replies(trajectory: Trajectory, position: int, inert: NoEffect = NO
     return [*(fact for fact in before if not (forget and fact[2] == action)), *own[:position]]
 
 
-def action_kind(action: str) -> str:
-    """The first word of an action, and how many more it has: a kind without a grammar.
-
-    >>> action_kind("insert coin"), action_kind("get_ticket id=4821")
-    ('insert/2', 'get_ticket/3')
-    """
-    words = _words(action)
-    return f"{words[0]}/{len(words)}" if words else ""
-
-
-def persistent_kinds(trajectories: Iterable[Trajectory]) -> frozenset[str]:
-    """The kinds of action whose reply does not depend on the state: in one task, the same action gets the
-    same reply in different states."""
-    replies: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-    for trajectory in trajectories:
-        for step in trajectory.transitions:
-            replies[trajectory.task.id, step.action][step.state.text] = step.outcome.next_state.text
-    pairs: Counter[str] = Counter()
-    equal: Counter[str] = Counter()
-    for (_, action), by_state in replies.items():
-        found = list(by_state.values())
-        for first, second in pairwise(found):
-            pairs[action_kind(action)] += 1
-            equal[action_kind(action)] += first == second
-    return frozenset(
-        kind for kind, count in pairs.items() if count >= _MIN_PAIRS and equal[kind] >= _PERSISTENT * count
-    )
-
-
 def shared_words(action: str, instruction: str, state: str) -> str:
     """Which words of an action, after the first, the task and the state name too: small models compare
     badly what they read in two places.
@@ -304,10 +184,10 @@ def shared_words(action: str, instruction: str, state: str) -> str:
     >>> shared_words("take nuts", "Get the nuts.", "The gum falls.")
     'task nuts; state -'
     """
-    words = list(dict.fromkeys(_words(action)[1:]))[:_MAX_SHARED]
+    words = list(dict.fromkeys(split_words(action)[1:]))[:_MAX_SHARED]
 
     def named(text: str) -> str:
-        known = set(_words(text))
+        known = set(split_words(text))
         return " ".join(word for word in words if word in known) or "-"
 
     return f"task {named(instruction)}; state {named(state)}"
@@ -316,52 +196,12 @@ def shared_words(action: str, instruction: str, state: str) -> str:
 def mentions(history: Sequence[Transition], action: str) -> tuple[Transition, ...]:
     """The newest transition of each kind of action in an episode that names a word of this action, the
     newest last: what has happened to the things that the action is about."""
-    words = set(_words(action)[1:])
+    words = set(split_words(action)[1:])
     found: dict[str, Transition] = {}
     for past in reversed(history):
-        if words & {*_words(past.action)[1:], *_words(past.outcome.next_state.text)}:
+        if words & {*split_words(past.action)[1:], *split_words(past.outcome.next_state.text)}:
             found.setdefault(action_kind(past.action), past)
     return tuple(reversed(list(found.values())[:_MAX_MENTIONS]))
-
-
-def success_forms(trajectories: Iterable[Trajectory], names: Collection[str]) -> frozenset[str]:
-    """How recorded successes ended: kinds of action with the forms of their replies."""
-    return frozenset(
-        success_form(step.action, step.outcome.next_state.text, names)
-        for trajectory in trajectories
-        for step in trajectory.transitions
-        if step.outcome.success
-    )
-
-
-def success_form(action: str, reply: str, names: Collection[str]) -> str:
-    return f"{action_kind(action)} => {reply_form(reply, names)}"
-
-
-def reply_form(text: str, names: Collection[str]) -> str:
-    """A text with ``#`` for each number and ``*`` for each name.
-
-    >>> reply_form("You take the nuts for 3 coins.", {"nuts", "gum"})
-    'You take the * for # coins.'
-    """
-    return _WORD.sub(lambda found: "*" if found[0] in names else found[0], _NUMBER.sub("#", text))
-
-
-def counter_forms(trajectories: Iterable[Trajectory], inert: Collection[str] = ()) -> frozenset[str]:
-    """Sentences whose numbers change within episodes, with ``#`` for each number: counters."""
-    changing: Counter[str] = Counter()
-    for trajectory in trajectories:
-        values: dict[str, set[str]] = {}
-        for text in (
-            trajectory.start.text,
-            *(step.outcome.next_state.text for step in trajectory.transitions),
-        ):
-            if text in inert:
-                continue
-            for sentence in _sentences(text):
-                values.setdefault(_NUMBER.sub("#", sentence), set()).add(sentence)
-        changing.update(form for form, seen in values.items() if "#" in form and len(seen) > 1)
-    return frozenset(form for form, count in changing.items() if count >= _MIN_PAIRS)
 
 
 def newest_counts(forms: Collection[str], history: Sequence[Transition], state: str) -> tuple[str, ...]:
@@ -369,15 +209,11 @@ def newest_counts(forms: Collection[str], history: Sequence[Transition], state: 
     shown = _forms(state)
     found: dict[str, str] = {}
     for past in reversed(history):
-        for sentence in _sentences(past.state.text):
-            form = _NUMBER.sub("#", sentence)
+        for sentence in split_sentences(past.state.text):
+            form = NUMBER.sub("#", sentence)
             if form in forms and form not in shown:
                 found.setdefault(form, sentence)
     return tuple(sorted(found.values()))[:_MAX_COUNTS]
-
-
-def _sentences(text: str) -> list[str]:
-    return [part for part in map(str.strip, _SENTENCE.split(text)) if part]
 
 
 def references(selected: Selected, state: str, demonstrations: Sequence[Demonstration]) -> dict[str, str]:
@@ -425,11 +261,13 @@ def explain(transition: Transition, selected: Selected, named: Mapping[str, str]
     reply = transition.outcome.next_state.text
     if refer(reply, named).startswith("="):
         return ""
-    newest = {_NUMBER.sub("#", each): each for each in (*selected.counts, *_sentences(transition.state.text))}
+    newest = {
+        NUMBER.sub("#", each): each for each in (*selected.counts, *split_sentences(transition.state.text))
+    }
     changes = []
-    for sentence in _sentences(reply):
-        before = newest.get(_NUMBER.sub("#", sentence))
+    for sentence in split_sentences(reply):
+        before = newest.get(NUMBER.sub("#", sentence))
         if before is not None and before != sentence:
-            pairs = zip(_NUMBER.findall(before), _NUMBER.findall(sentence), strict=True)
+            pairs = zip(NUMBER.findall(before), NUMBER.findall(sentence), strict=True)
             changes += [f"{old} to {new}" for old, new in pairs if old != new]
     return f"{', '.join(changes)}." if changes else ""

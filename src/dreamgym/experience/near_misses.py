@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
-from dreamgym.experience.known_replies import action_kind
+from dreamgym.experience.recorded_patterns import action_kind
 from dreamgym.seeding import derive_seed
 from dreamgym.types import Outcome, State, Trajectory, Transition
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dreamgym.experience.known_replies import action_kind
+from dreamgym.experience.recorded_patterns import action_kind
 from dreamgym.types import Trajectory
 
 _RIDGE = 1.0

@@ -19,13 +19,13 @@ from dreamgym.errors import DataError, EpisodeFailedError
 from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowledge
 from dreamgym.experience.dataset import held_out
 from dreamgym.experience.exchangeable import exchangeable_words
-from dreamgym.experience.known_replies import (
+from dreamgym.experience.known_replies import with_known_replies
+from dreamgym.experience.recorded_patterns import (
     NoEffect,
     counter_forms,
     no_effect,
     persistent_kinds,
     success_forms,
-    with_known_replies,
 )
 from dreamgym.experience.support import Evidence, Support, fit_support, kinds_seen
 from dreamgym.files import write_text
