@@ -26,6 +26,7 @@ from dreamgym.experience.known_replies import (
     shared_words,
 )
 from dreamgym.experience.model import CachedModel, ModelVerdict, confidence, make_prediction, retrieve
+from dreamgym.experience.recorded_outcomes import Determined
 from dreamgym.experience.recorded_patterns import NoEffect, action_kind, success_form
 from dreamgym.experience.reply_format import (
     ParsedReply,
@@ -114,6 +115,7 @@ class BlackBoxKnowledge:
     names: frozenset[str] = frozenset()
     """Exchangeable words."""
     inert: NoEffect = field(default_factory=NoEffect)
+    certain: Determined = field(default_factory=Determined)
     successes: frozenset[str] = frozenset()
     """How recorded successes ended: kinds of action with forms of replies; no other success is granted."""
     support: Support = field(default_factory=Support)
@@ -172,8 +174,13 @@ class BlackBoxExperienceModel:
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
-        demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
         turns, past, now = self._knowledge.context(history, state.text)
+        if self._settings.sheet:
+            known = self._knowledge.certain.find(sheet, turns, self._knowledge.inert, now, action)
+            if known is not None:
+                refused = known.next_state.text in self._refusals
+                return Prediction(outcome=known, sheet=sheet, refused=refused)
+        demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
         counters = self._knowledge.counters
         selected = recorded = select(known_replies(sheet, turns), now, action, counters)
         if self._settings.imagine and self._settings.sheet and not selected.known:

@@ -68,7 +68,7 @@ def _example(
     step = trajectory.transitions[position]
     _, history, state = knowledge.context(trajectory.transitions[:position], step.state.text)
     step = replace(step, state=replace(step.state, text=state))
-    known = training_replies(trajectory, position, knowledge.inert)
+    known = training_replies(trajectory, position, knowledge.inert, knowledge.certain)
     if without_history:  # as an imagined reply is asked for
         history = []
         state = trajectory.start.text if action_kind(step.action) in knowledge.persistent else state

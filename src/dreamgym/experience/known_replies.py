@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
+from dreamgym.experience.recorded_outcomes import OUTCOME, Determined, determined
 from dreamgym.experience.recorded_patterns import (
     NOTHING_KNOWN,
     NUMBER,
@@ -60,7 +61,7 @@ def known_replies(sheet: WorldSheet, history: Sequence[Transition]) -> list[Fact
 def holds_replies(sheet: WorldSheet | None) -> bool:
     """Whether a sheet lists known replies rather than facts of an environment."""
     facts = sheet.facts if sheet is not None else ()
-    return bool(facts) and all(fact[0] in (REPLY, IMAGINED, SEED) for fact in facts)
+    return bool(facts) and all(fact[0] in (REPLY, IMAGINED, SEED, OUTCOME) for fact in facts)
 
 
 def seed_of(sheet: WorldSheet) -> int:
@@ -80,25 +81,33 @@ def trajectory_replies(trajectory: Trajectory, inert: NoEffect = NOTHING_KNOWN) 
 
 
 def task_sheets(trajectories: Iterable[Trajectory]) -> dict[str, WorldSheet]:
-    """The known replies of each task, over all its recordings."""
+    """The known replies of each task, over all its recordings, and the outcomes that they determine."""
     recorded = list(trajectories)
     inert = no_effect(recorded)
-    return {task: _sheet(recordings, inert) for task, recordings in by_task(recorded).items()}
+    certain = determined(recorded, inert)
+    return {task: _sheet(recordings, inert, certain) for task, recordings in by_task(recorded).items()}
 
 
-def _sheet(recordings: Iterable[Trajectory], inert: NoEffect) -> WorldSheet:
-    facts = (fact for recording in recordings for fact in trajectory_replies(recording, inert))
+def _sheet(recordings: Iterable[Trajectory], inert: NoEffect, certain: Determined) -> WorldSheet:
+    facts = (
+        fact
+        for recording in recordings
+        for fact in (*trajectory_replies(recording, inert), *certain.facts(recording, inert))
+    )
     return WorldSheet(facts=tuple(dict.fromkeys(facts)))
 
 
 def with_known_replies(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Each trajectory with the known replies of the other recordings of its task as its sheet."""
     tasks, inert = by_task(trajectories), no_effect(trajectories)
+    certain = determined(trajectories, inert)
 
     def others(trajectory: Trajectory) -> list[Trajectory]:
         return [other for other in tasks[trajectory.task.id] if other.id != trajectory.id]
 
-    return [replace(each, sheet=with_seed(_sheet(others(each), inert), 0)) for each in trajectories]
+    return [
+        replace(each, sheet=with_seed(_sheet(others(each), inert, certain), 0)) for each in trajectories
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,17 +173,26 @@ def _forms(text: str) -> set[str]:
     return {NUMBER.sub("#", sentence) for sentence in split_sentences(text)}
 
 
-def training_replies(trajectory: Trajectory, position: int, inert: NoEffect = NOTHING_KNOWN) -> list[Fact]:
+def training_replies(
+    trajectory: Trajectory,
+    position: int,
+    inert: NoEffect = NOTHING_KNOWN,
+    certain: Determined | None = None,
+) -> list[Fact]:
     """Known replies for one training example: those of its sheet, of the past, and sometimes of its future,
     but never its own. Some replies to the same action are left out, so that the model also learns to predict
-    what is not known."""
+    what is not known; a determined outcome never reaches the model, so its reply is always left out."""
     rng = Random(derive_seed("known replies", trajectory.id, position))
     future, forget = rng.random() < _FUTURE, rng.random() < _DROPPED
     action = trajectory.transitions[position].action
     own = trajectory_replies(trajectory, inert)
+    here = own[position][1] if certain is not None and action in certain else None
     sheet = trajectory.sheet or WorldSheet(facts=())
     before = [*recorded_replies(sheet), *(own[position + 1 :] if future else ())]
-    return [*(fact for fact in before if not (forget and fact[2] == action)), *own[:position]]
+    return [
+        *(fact for fact in before if not (fact[2] == action and (forget or fact[1] == here))),
+        *own[:position],
+    ]
 
 
 def shared_words(action: str, instruction: str, state: str) -> str:

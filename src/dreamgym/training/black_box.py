@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowl
 from dreamgym.experience.dataset import held_out
 from dreamgym.experience.exchangeable import exchangeable_words
 from dreamgym.experience.known_replies import with_known_replies
+from dreamgym.experience.recorded_outcomes import Determined, determined
 from dreamgym.experience.recorded_patterns import (
     NoEffect,
     counter_forms,
@@ -69,11 +70,18 @@ async def write_knowledge(
     else:
         with ReplayBuffer.open_configured(folder / OWN_BUFFER, config.replay, read_only=True) as buffer:
             found = await _predictions(config, recorded, folder, knowledge, buffer)
-    support = fit_support(found, knowledge.support.seen)
+    predicted = [(evidence, ok) for evidence, ok in found if isinstance(evidence, Evidence)]
+    support = fit_support(predicted, knowledge.support.seen)
+    scored = [
+        (support.score(evidence) if isinstance(evidence, Evidence) else evidence, ok)
+        for evidence, ok in found
+    ]
     measured = {
         "held_out": len(found),
-        "exact": sum(ok for _, ok in found) / len(found) if found else None,
-        "supported": [_measure(support, found, bound) for bound in (0.25, 0.5, 0.75, 0.9)],
+        "exact": _share(ok for _, ok in found),
+        "recorded": _share(not isinstance(evidence, Evidence) for evidence, _ in found),
+        "exact_predicted": _share(ok for _, ok in predicted),
+        "supported": [_measure(scored, bound) for bound in (0.25, 0.5, 0.75, 0.9)],
     }
     save_knowledge(replace(knowledge, support=support), folder, measured)
 
@@ -87,18 +95,24 @@ def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
         counters=counter_forms(recorded, inert.replies),
         names=names,
         inert=inert,
+        certain=determined(recorded, inert),
         successes=success_forms(recorded, names),
         support=Support(seen=kinds_seen(recorded)),
         refusal=refusal_text(recorded),
     )
 
 
-def _measure(support: Support, found: Sequence[tuple[Evidence, bool]], bound: float) -> dict[str, float]:
-    kept = [ok for evidence, ok in found if support.score(evidence) >= bound]
+def _share(found: Iterable[bool]) -> float | None:
+    found = list(found)
+    return sum(found) / len(found) if found else None
+
+
+def _measure(scored: Sequence[tuple[float, bool]], bound: float) -> dict[str, float]:
+    kept = [ok for score, ok in scored if score >= bound]
     return {
         "bound": bound,
-        "share": len(kept) / len(found) if found else 0.0,
-        "exact": sum(kept) / len(kept) if kept else 0.0,
+        "share": _share(score >= bound for score, _ in scored) or 0.0,
+        "exact": _share(kept) or 0.0,
     }
 
 
@@ -108,7 +122,9 @@ async def _predictions(
     folder: Path,
     knowledge: BlackBoxKnowledge,
     retriever: Retriever | None,
-) -> list[tuple[Evidence, bool]]:
+) -> list[tuple[Evidence | float, bool]]:
+    """For held-out transitions, the evidence for a prediction or the support of a recorded outcome, and
+    whether it is right."""
     from dreamgym.models.local.language_model import LocalLanguageModel
     from dreamgym.training.experience_loading import prompt_settings
 
@@ -130,7 +146,7 @@ async def _predictions(
         for position in range(len(trajectory))
     ][:_CALIBRATION]
 
-    async def ask(trajectory: Trajectory, position: int) -> tuple[Evidence, bool] | None:
+    async def ask(trajectory: Trajectory, position: int) -> tuple[Evidence | float, bool] | None:
         step = trajectory.transitions[position]
         sheet = trajectory.sheet or WorldSheet(facts=())
         try:
@@ -145,7 +161,7 @@ async def _predictions(
             step.outcome.terminated,
             step.outcome.success,
         )
-        return outcome.info["evidence"], right
+        return outcome.info.get("evidence", outcome.info["support"]), right
 
     try:
         answers = await asyncio.gather(*(ask(*question) for question in questions))
@@ -176,6 +192,10 @@ def save_knowledge(
         "counters": sorted(knowledge.counters),
         "names": sorted(knowledge.names),
         "inert": {"replies": sorted(knowledge.inert.replies), "kinds": sorted(knowledge.inert.kinds)},
+        "determined": {
+            "lengths": dict(sorted(knowledge.certain.lengths.items())),
+            "agreement": dict(sorted(knowledge.certain.agreement.items())),
+        },
         "successes": sorted(knowledge.successes),
         "refusal": knowledge.refusal,
         "weights": list(knowledge.support.weights),
@@ -195,6 +215,10 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
             names=frozenset(map(str, stored["names"])),
             inert=NoEffect(
                 **{name: frozenset(map(str, stored["inert"][name])) for name in ("replies", "kinds")}
+            ),
+            certain=Determined(
+                lengths={str(k): int(v) for k, v in stored["determined"]["lengths"].items()},
+                agreement={str(k): float(v) for k, v in stored["determined"]["agreement"].items()},
             ),
             successes=frozenset(map(str, stored["successes"])),
             refusal=str(stored["refusal"]),
