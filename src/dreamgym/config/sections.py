@@ -207,6 +207,9 @@ class LearnerConfig(Section):
     scale_by_std: bool = Field(True, description="GRPO: divide advantages by the group's standard deviation")
     refusal_penalty: float = Field(0.0, ge=0, description="subtracted from the reward of a refused turn")
     negative_advantage_weight: float = Field(1.0, ge=0, description="0: only positive advantages (RAFT++)")
+    return_gamma: float = Field(
+        1.0, gt=0, le=1, description="GRPO: discount per turn of a return; below 1 a short success earns more"
+    )
     gamma: float = Field(0.95, gt=0, le=1, description="PPO: discount per turn")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
     value_coef: float = Field(0.5, ge=0, description="PPO: weight of the value loss")

@@ -26,12 +26,12 @@ class GRPO(PolicyGradient):
 
     def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainingBatch | None:
         config = self.config
-        kept = [group for group in groups if not zero_std(group_returns(group))]
+        kept = [group for group in groups if not zero_std(self._returns(group))]
         if not kept:
             return None
         trajectories = [trajectory for group in kept for trajectory in group.trajectories]
         of_trajectory = torch.cat(
-            [group_advantages(group_returns(group), scale_by_std=config.scale_by_std) for group in kept]
+            [group_advantages(self._returns(group), scale_by_std=config.scale_by_std) for group in kept]
         )
         of_turn = torch.cat([self._turn_advantages(group) for group in kept])
         if not config.negative_advantage_weight:  # tokens of weight 0 need not be computed
@@ -52,10 +52,13 @@ class GRPO(PolicyGradient):
             packed=packed, advantages=advantages.to(self._logprobs.device), old_logprobs=old_logprobs
         )
 
+    def _returns(self, group: RolloutGroup) -> Tensor:
+        return group_returns(group, self.config.return_gamma)
+
     def _turn_advantages(self, group: RolloutGroup) -> Tensor:
         """`(turns,)`: what each turn adds to its trajectory's advantage, on the same scale."""
         penalties = torch.tensor([lost for each in group.trajectories for lost in self._penalties(each)])
         advantages = penalties.mean() - penalties
         if self.config.scale_by_std:
-            advantages = advantages / advantage_scale(group_returns(group))
+            advantages = advantages / advantage_scale(self._returns(group))
         return advantages

@@ -86,7 +86,7 @@ class PolicyGradient(ABC):
         returns = [t.total_reward for group in groups for t in group.trajectories]
         metrics: dict[str, Any] = {
             "groups": len(groups),
-            "zero_std_groups": sum(losses.zero_std(group_returns(group)) for group in groups),
+            "zero_std_groups": sum(losses.zero_std(self._returns(group)) for group in groups),
             "return_mean": sum(returns) / len(returns) if returns else 0.0,
             "updates": 0,
         }
@@ -101,6 +101,10 @@ class PolicyGradient(ABC):
     @abstractmethod
     def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainingBatch | None:
         """Advantages and whatever else is fixed during the update; None if there is nothing to learn."""
+
+    def _returns(self, group: RolloutGroup) -> Tensor:
+        """`(trajectories,)`: what the trajectories of a group are compared by."""
+        return group_returns(group)
 
     def _make_value_head(self, model: Any) -> nn.Linear | None:
         return None
@@ -219,5 +223,13 @@ class PolicyGradient(ABC):
         self.steps = stored["steps"]
 
 
-def group_returns(group: RolloutGroup) -> Tensor:
-    return torch.tensor([trajectory.total_reward for trajectory in group.trajectories])
+def group_returns(group: RolloutGroup, gamma: float = 1.0) -> Tensor:
+    """`(trajectories,)`: the discounted sum of the rewards of each."""
+    if gamma == 1:
+        return torch.tensor([trajectory.total_reward for trajectory in group.trajectories])
+    return torch.tensor(
+        [
+            sum(turn.outcome.reward * gamma**number for number, turn in enumerate(trajectory.transitions))
+            for trajectory in group.trajectories
+        ]
+    )
