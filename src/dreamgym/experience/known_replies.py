@@ -105,9 +105,7 @@ def with_known_replies(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     def others(trajectory: Trajectory) -> list[Trajectory]:
         return [other for other in tasks[trajectory.task.id] if other.id != trajectory.id]
 
-    return [
-        replace(each, sheet=with_seed(_sheet(others(each), inert, certain), 0)) for each in trajectories
-    ]
+    return [replace(each, sheet=with_seed(_sheet(others(each), inert, certain), 0)) for each in trajectories]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

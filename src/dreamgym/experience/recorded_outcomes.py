@@ -123,9 +123,7 @@ def _agreement(situations: Mapping[tuple[str, int, str], Sequence[tuple[str, Fac
     }
 
 
-def _situation(
-    turns: Sequence[Transition], inert: NoEffect, state: str, action: str, length: int
-) -> str:
+def _situation(turns: Sequence[Transition], inert: NoEffect, state: str, action: str, length: int) -> str:
     effective = [each for each in turns if each not in inert][-length:] if length else []
     digest = blake2b(digest_size=8)
     parts = [text for each in effective for text in (each.action, each.outcome.next_state.text)]
