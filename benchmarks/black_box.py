@@ -56,19 +56,20 @@ ARMS = ("imitation", "further", "dream", "ignore", "real", "audit")
 class Plan:
     """The same for every environment; part of the result."""
 
-    tasks: int = 200
-    episodes_per_task: int = 4
-    experience_steps: int = 600
+    tasks: int = 100
+    episodes_per_task: int = 8
+    experience_steps: int = 500
     imitation: tuple[int, ...] = (50, 100, 200, 400)
-    """Updates of the warm starts that are tried, until validation no longer rises."""
+    """Updates of the warm starts that are tried, until two in a row do not raise success in validation."""
     batch: int = 8
-    steps: int = 40
-    tasks_per_step: int = 12
+    steps: int = 80
+    tasks_per_step: int = 16
     group_size: int = 8
     minibatch: int = 32
     epochs: int = 2
-    learning_rate: float = 3e-4
-    matrix_learning_rate: float = 0.004
+    learning_rate: float = 7e-4
+    matrix_learning_rate: float = 0.01
+    return_gamma: float = 0.95
     real_share: int = 16
     """Audits may take this part of the real steps that practice in reality takes."""
     audits: int = 4
@@ -154,9 +155,9 @@ class Cell:
         for updates in self.plan.imitation:
             await self.train(f"imitation-{updates}", steps=0, warm_start_steps=updates)
             found = await self.evaluate(f"imitation-{updates}", "validation", self.plan.validation_episodes)
-            best, success = max(tried.values(), default=-1.0), found.success.value or 0.0
-            tried[updates] = success
-            if success <= best:
+            tried[updates] = found.success.value or 0.0
+            *before, second, last = (-1.0, -1.0, *tried.values())
+            if max(before, default=-1.0) >= max(second, last):
                 break
         chosen = max(tried, key=lambda updates: tried[updates])
         return {"validation": tried, "updates": chosen} | await self.test(f"imitation-{chosen}")
@@ -218,6 +219,7 @@ class Cell:
             agent={"model": f"hf:{experience / 'model'}", "max_tokens": 24},
             learner={
                 "negative_advantage_weight": 0,
+                "return_gamma": plan.return_gamma,
                 "learning_rate": plan.learning_rate,
                 "muon_lr": plan.matrix_learning_rate,
                 "warmup_steps": 4,

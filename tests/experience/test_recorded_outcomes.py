@@ -15,7 +15,7 @@ from dreamgym.experience.known_replies import (
 from dreamgym.experience.recorded_outcomes import RECORDED, determined
 from dreamgym.experience.recorded_patterns import no_effect
 from dreamgym.experience.reply_format import PromptSettings
-from dreamgym.types import Completion, CompletionRequest, Outcome, Prediction, State, Trajectory
+from dreamgym.types import Completion, CompletionRequest, Outcome, Prediction, State, Trajectory, Transition
 from tests.experience.test_known_replies import episode
 
 
@@ -74,7 +74,9 @@ async def predicted(model: Asked, actions: Sequence[str], task: str = "a") -> li
     dream = BlackBoxExperienceModel(model, name="test", settings=settings, knowledge=knowledge)
     sheet = task_sheets(recorded)[task]
     source = next(each for each in recorded if each.task.id == task)
-    history, state, found = [], source.start, []
+    history: list[Transition] = []
+    found: list[Prediction] = []
+    state = source.start
     for action in actions:
         prediction = await dream.predict(source.task, sheet, history, state, action)
         found.append(prediction)

@@ -13,9 +13,9 @@ from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.protocols import Learner
 from dreamgym.rl.grpo import GRPO
 from dreamgym.rl.optimizers import TrainableModel
-from dreamgym.rl.policy_gradient import PolicyGradient
+from dreamgym.rl.policy_gradient import PolicyGradient, group_returns
 from dreamgym.rl.ppo import PPO
-from dreamgym.types import RolloutGroup, State
+from dreamgym.types import Outcome, Provenance, RolloutGroup, State, Task, Trajectory, Transition
 from tests.rl.echo_environment import TOKENIZER, after, nano_model, play
 
 
@@ -59,6 +59,29 @@ async def test_only_groups_with_different_returns_are_computed() -> None:
     groups = [rewarded(first, 1.0, 0.0), *(rewarded(group, 0.0, 0.0) for group in others)]
     learner: Learner = GRPO(TrainableModel(nano_model()))
     assert learner.update(groups)["turns"] == 2
+
+
+def test_a_discounted_success_is_worth_more_the_sooner_it_comes() -> None:
+    def won_after(turns: int) -> Trajectory:
+        state = State(text="a room")
+        outcomes = [
+            Outcome(next_state=state, reward=float(last), terminated=last, success=last)
+            for last in [*(turns - 1) * [False], True]
+        ]
+        return Trajectory(
+            id=str(turns),
+            task=Task(id="t", instruction="Win.", environment="test"),
+            start=state,
+            transitions=tuple(Transition(state=state, action="go", outcome=each) for each in outcomes),
+            provenance=Provenance(source="synthetic", policy="test"),
+        )
+
+    quick, slow = won_after(1), won_after(3)
+    group = RolloutGroup(task=quick.task, trajectories=(quick, slow))
+    assert group_returns(group).tolist() == [1.0, 1.0]
+    assert group_returns(group, 0.5).tolist() == [1.0, 0.25]
+    learner = GRPO(TrainableModel(nano_model()), return_gamma=0.5)
+    assert learner._returns(group).tolist() == [1.0, 0.25]
 
 
 async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None:

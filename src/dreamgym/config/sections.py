@@ -40,7 +40,7 @@ class CollectConfig(Section):
         description="expert[:NAME], random, explore, noisy:S, clumsy:S, careless:S, mix or endpoint:NAME",
     )
     episodes: int = Field(100, ge=1)
-    episodes_per_task: int = Field(1, ge=1, description="episodes of one task; 4 for a black box")
+    episodes_per_task: int = Field(1, ge=1, description="episodes of one task; 8 for a black box")
     actions: tuple[str, ...] = Field(
         (), description="explore: example actions where none are listed; {} is any word"
     )

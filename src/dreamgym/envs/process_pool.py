@@ -278,6 +278,7 @@ class _ForkServer:
     def _kill(self) -> None:
         """Kill a server that hangs, with its children: without it, none of them can be ended."""
         self._close_control()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode is None:  # else its number may be that of another process by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -186,7 +186,7 @@ def _add_audits(train: dict[str, Any], real_steps: int) -> None:
 def _explored(collect: CollectConfig) -> CollectConfig:
     """A black box needs several episodes of a task: what one reveals, the others can repeat."""
     if collect.policy == "explore" and "episodes_per_task" not in collect.model_fields_set:
-        return collect.model_copy(update={"episodes_per_task": 4})
+        return collect.model_copy(update={"episodes_per_task": 8})
     return collect
 
 
