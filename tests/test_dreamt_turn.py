@@ -105,9 +105,8 @@ async def test_a_turn_in_a_synthetic_environment_passes_at_most_nineteen_modules
             model = ReasoningExperienceModel(
                 FixedReply(local, "think: closed.\nchange: + opened safe 1;\nnext: A drawer 1.\nend: no"),
                 name="test",
-                settings=PromptSettings(demonstrations=1),
+                settings=PromptSettings(demonstrations=1, max_tokens=4),
                 retriever=buffer,
-                max_tokens=4,
             )
             dream = SyntheticFactory(
                 model,

@@ -116,6 +116,7 @@ class ExperienceConfig(Section):
     )
     reasoning: bool = Field(True, description="reason before the next state")
     text_limit: int = Field(64, ge=1, description="characters of a past or present state in a prompt")
+    max_tokens: int = Field(400, ge=1, description="of a reply, reasoning included")
     attempts: int = Field(3, ge=1, description="the most requests for a reply that parses")
     refusal_ends: bool = Field(False, description="a refused action ends the imagined episode")
 

@@ -34,7 +34,7 @@ from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.types import State, Task, Transition, WorldSheet
 
 GROUP = "dreamgym.environments"
-BUILT_IN = ("alfworld", "babyai", "textcraft", "textworld")
+BUILT_IN = ("alfworld", "babyai", "textcraft", "textworld", "webshop")
 """Each is a package `dreamgym.envs.NAME` with a `SPEC`."""
 _registered: dict[str, EnvironmentSpec] = {}
 _referenced: dict[str, EnvironmentSpec] = {}

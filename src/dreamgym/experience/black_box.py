@@ -144,7 +144,6 @@ class BlackBoxExperienceModel:
         grader: Grader | None = None,
         retriever: Retriever | None = None,
         refusals: Collection[str] = (),
-        max_tokens: int = 400,
         cached_replies: int = 0,
     ) -> None:
         self.name = name
@@ -155,7 +154,6 @@ class BlackBoxExperienceModel:
         self._grader = grader or ModelVerdict()
         self._retriever = retriever
         self._refusals = tuple(refusals)
-        self._max_tokens = max_tokens
 
     def weights_changed(self) -> None:
         """Forget the cached replies, which other weights gave."""
@@ -164,7 +162,7 @@ class BlackBoxExperienceModel:
 
     async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
         text = start_prompt(task, WorldSheet(facts=()), self._settings)
-        request = CompletionRequest(prompt=text, max_tokens=self._max_tokens, seed=seed_of(sheet))
+        request = CompletionRequest(prompt=text, max_tokens=self._settings.max_tokens, seed=seed_of(sheet))
         return await ask_structured(
             *(self._model, request, lambda found: State(text=parse_start(found.text))),
             name=self.name,
@@ -226,7 +224,7 @@ class BlackBoxExperienceModel:
     ) -> ParsedReply:
         start = "" if self._settings.reasoning else _NO_REASONING
         request = CompletionRequest(
-            prompt=text + start, max_tokens=self._max_tokens, temperature=temperature, seed=seed
+            prompt=text + start, max_tokens=self._settings.max_tokens, temperature=temperature, seed=seed
         )
 
         def parse(found: Completion) -> ParsedReply:

@@ -70,7 +70,6 @@ class ReasoningExperienceModel:
         retriever: Retriever | None = None,
         refusals: Sequence[str] = (),
         rules: RecordedRules | None = None,
-        max_tokens: int = 400,
         cached_replies: int = 0,
     ) -> None:
         """`cached_replies` are kept for equal prompts, which rollouts of one task often have; call
@@ -85,7 +84,6 @@ class ReasoningExperienceModel:
         self._retriever = retriever
         self._refusals = tuple(refusals)
         self._rules = rules
-        self._max_tokens = max_tokens
 
     @property
     def corrections(self) -> int:
@@ -101,7 +99,7 @@ class ReasoningExperienceModel:
         text = start_prompt(task, sheet, self._settings)
         return await ask_structured(
             self._model,
-            CompletionRequest(prompt=text, max_tokens=self._max_tokens),
+            CompletionRequest(prompt=text, max_tokens=self._settings.max_tokens),
             lambda completion: State(text=parse_start(completion.text)),
             name=self.name,
             attempts=self._settings.attempts,
@@ -114,7 +112,7 @@ class ReasoningExperienceModel:
         text = prompt(task, sheet, history, state.text, action, demonstrations, settings=self._settings)
         reply = await ask_structured(
             self._checked,
-            CompletionRequest(prompt=text, max_tokens=self._max_tokens),
+            CompletionRequest(prompt=text, max_tokens=self._settings.max_tokens),
             lambda completion: replace(parse_reply(completion.text), confidence=confidence(completion)),
             name=self.name,
             attempts=self._settings.attempts,
