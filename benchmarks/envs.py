@@ -124,7 +124,10 @@ async def measure_memory(name: str, options: Mapping[str, Any], episodes: int) -
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| environment | start, ms | step, ms | step at 64 episodes, ms |", "|---|---|---|---|"]
+    lines = [
+        "| environment | start, ms | step, ms | step at 64 episodes, starts included, ms |",
+        "|---|---|---|---|",
+    ]
     for result in results:
         one, many = result["cells"]
         values = (one["seconds_per_start"], one["seconds_per_step"], many["seconds_per_step"])
