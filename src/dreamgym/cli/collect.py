@@ -52,7 +52,7 @@ def collect_command(
     - dreamgym collect --env alfworld --policy mix --episodes 200 --out trajectories
     - dreamgym collect --env alfworld --data ~/alfworld_data --split valid_seen --policy expert --out official
     - dreamgym collect --env textworld --policy noisy:0.3 --episodes 500 --out cooking --json
-    - dreamgym collect --env shop/vending.py:Vending --policy explore --episodes 600 --episodes-per-task 4
+    - dreamgym collect --env shop/vending.py:Vending --policy explore --episodes 800 --episodes-per-task 8
     """
     resolved = resolve(
         config,
