@@ -199,6 +199,18 @@ async def test_one_frequent_action_that_is_mostly_wrong_is_enough_and_is_named()
     assert found.problems(least_exact=None, most_false=0.2) == [], "texts of a prompted model may differ"
 
 
+async def test_recorded_successes_that_are_lost_in_the_dream_are_a_reason_to_refuse() -> None:
+    """Each step is asked alone above; here an error in the middle of an episode costs its success."""
+    for machine, won in ((Machine(), 1.0), (Machine(right_coins=0), 0.0)):
+        found = await check_dream(
+            *(machine, PlainAnnotator(), RECORDED, RECORDED, ADVICE), transitions=256, episodes=RECORDED
+        )
+        assert found.won_again.value == won
+        assert found.lost_again.value == 1.0
+        reasons = found.problems(least_exact=None, most_false=0.2, least_won=0.3)
+        assert [each.startswith("recorded successes: 0.0% ") for each in reasons] == [True] * (won == 0)
+
+
 async def test_a_dream_that_grants_the_last_action_first_is_refused_although_every_record_agrees() -> None:
     (problem,) = await problems(Machine(generous=True))
     assert "near misses" in problem

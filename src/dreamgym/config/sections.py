@@ -283,6 +283,9 @@ class TrainConfig(Section):
         0.5, ge=0, le=1, description="least share of exact next states, overall and of each frequent action"
     )
     gate_false: float = Field(0.2, ge=0, le=1, description="largest share of false successes")
+    gate_episodes: float = Field(
+        0.3, ge=0, le=1, description="least share of recorded successes that succeed in the dream again"
+    )
     monitors: Literal["stop", "warn", "off"] = Field("stop", description="reaction to a collapse")
     monitor_patience: int = Field(
         10, ge=1, description="bad steps before a warning; training stops after twice as many"

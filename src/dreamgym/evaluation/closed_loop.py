@@ -32,6 +32,8 @@ class ActionList:
     actions: tuple[str, ...]
     sheet: WorldSheet = _NO_FACTS
     """The hidden facts at the start; only the dream needs them."""
+    first: State | None = None
+    """The first state of the dream; None: the experience model imagines it."""
     seed: int = 0
 
     @classmethod
@@ -113,10 +115,12 @@ async def replay_in_dream(
     """Each list in a dream of its own world, in order; no horizon cuts it short."""
 
     async def dream(played: ActionList) -> Replay:
-        horizon = len(played.actions) + 1
-        return await replay(
-            SyntheticEnvironment(played.task, experience_model, played.sheet, horizon=horizon), played
+        environment = SyntheticEnvironment(
+            *(played.task, experience_model, played.sheet),
+            horizon=len(played.actions) + 1,
+            first=played.first,
         )
+        return await replay(environment, played)
 
     return await ask_all(dream, lists, in_flight=in_flight, on_count=on_count)
 

@@ -5,10 +5,11 @@ and episodes of the initial policy. `training.gate` decides by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
+from dreamgym.evaluation.closed_loop import ActionList, replay_in_dream
 from dreamgym.evaluation.one_step import StepQuestion, StepRecord, predict_steps, step_questions
 from dreamgym.evaluation.statistics import Estimate, share_of_episodes, share_of_steps
 from dreamgym.evaluation.worst import AdviceSettings, WorstKind, worst_kinds
@@ -27,6 +28,8 @@ _FIRST = 32
 """Transitions that are measured first."""
 _NEAR_MISSES = 4
 """Recorded transitions per near miss."""
+_EPISODES = 32
+"""Recorded successes, and as many recorded failures, that are replayed as whole episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +48,28 @@ class DreamCheck:
     """Of the successes predicted on recorded actions, those that the record does not have."""
     near_misses: Estimate
     """Share of near misses that succeed in the dream: the last action of a success, as the first one."""
+    won_again: Estimate
+    """Share of the recorded successes that succeed, with support, when all their actions are done in the
+    dream."""
+    lost_again: Estimate
+    """Share of the recorded failures that fail, likewise."""
     worst: tuple[WorstKind, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def problems(self, *, least_exact: float | None, most_false: float) -> list[str]:
+    def problems(self, *, least_exact: float | None, most_false: float, least_won: float = 0.0) -> list[str]:
         """Why a policy should not train in it; the whole interval is beyond the bound. With
         ``least_exact=None`` texts may differ from the recorded ones."""
-        found = []
+        found = [
+            f"recorded {what}: {share.percent()} of {share.count} do so again when their actions are done in "
+            f"the dream, expected at least {least:.0%}"
+            for what, share, least in (
+                ("successes", self.won_again, least_won),
+                ("failures", self.lost_again, 1 - most_false),
+            )
+            if share.high is not None and share.high < least
+        ]
         if least_exact is not None:
             rows = [("next states", self.exact), ("endings", self.endings)]
             many = max(10, int(_FREQUENT * self.transitions))
@@ -82,10 +98,12 @@ async def check_dream(
     advice: AdviceSettings,
     *,
     transitions: int,
+    episodes: Sequence[Trajectory] = (),
     hopeless: float = 0.0,
     seed: int = 0,
 ) -> DreamCheck:
-    """Measure at most this many transitions of `trajectories`, and near misses made from `recorded`.
+    """Measure at most this many transitions of `trajectories`, near misses made from `recorded`, and some of
+    the recorded `episodes` from their first action to their last.
 
     A part of the transitions is measured first. Where its share of exact next states is surely below
     `hopeless`, the rest is left out: a model that babbles takes its longest for every reply.
@@ -97,12 +115,16 @@ async def check_dream(
     answered = _answered(await predict_steps(experience_model, questions[:_FIRST]))
     first = share_of_steps((each.trajectory_id, each.exact) for each in answered)
     if first.high is not None and first.high < hopeless:
-        misses = []
+        misses, episodes = [], ()
     else:
         answered += _answered(await predict_steps(experience_model, questions[_FIRST:]))
     replies = [each for each in answered if _is_supported(each)]
     missed = _answered(await predict_steps(experience_model, misses))
     graded = [each for each in replies if each.real.graded]
+    won, lost = [
+        await _alike(experience_model, [each for each in episodes if each.success is success], seed)
+        for success in (True, False)
+    ]
     return DreamCheck(
         transitions=len(answered),
         supported=share_of_steps((each.trajectory_id, _is_supported(each)) for each in answered),
@@ -112,7 +134,23 @@ async def check_dream(
             (each.trajectory_id, each.false_success) for each in graded if _counts(each)
         ),
         near_misses=share_of_steps((each.trajectory_id, _counts(each)) for each in missed),
+        won_again=won,
+        lost_again=lost,
         worst=worst_kinds(replies, advice).actions,
+    )
+
+
+async def _alike(experience_model: ExperienceModel, recorded: Sequence[Trajectory], seed: int) -> Estimate:
+    """The share of recorded episodes that end in the dream as they were recorded."""
+    graded = [each for each in recorded if each.graded and each.transitions]
+    Random(f"gate episodes/{seed}").shuffle(graded)
+    some = graded[:_EPISODES]
+    lists = [replace(ActionList.of(each), first=State(text=each.start.text)) for each in some]
+    replays = await replay_in_dream(experience_model, lists)
+    return share_of_episodes(
+        supported_success(found.trajectory) == each.success
+        for found, each in zip(replays, some, strict=True)
+        if found.failure in (None, FailureKind.PARSE_ERROR)
     )
 
 

@@ -75,6 +75,7 @@ class PracticeGate:
             return
         began = time.perf_counter()
         measured, kept = self._held_out()
+        episodes = () if self._prompted else (*measured, *kept)
         run = self._run()
         annotator = same_annotator(
             run.annotator or None,
@@ -86,12 +87,15 @@ class PracticeGate:
                 *(self._model, annotator, measured, self._offline),
                 advice_settings(run, self._config, kept, prompted=self._prompted),
                 transitions=_PROMPTED_TRANSITIONS if self._prompted else _TRANSITIONS,
+                episodes=episodes,
                 hopeless=0.0 if self._prompted else chosen.gate_exact / 2,
                 seed=self._config.seed,
             )
         # A prompted model phrases states in words of its own.
         least = None if self._prompted else chosen.gate_exact
-        reasons = found.problems(least_exact=least, most_false=chosen.gate_false)
+        reasons = found.problems(
+            least_exact=least, most_false=chosen.gate_false, least_won=chosen.gate_episodes
+        )
         self._decide(
             reasons,
             found,
@@ -155,7 +159,8 @@ class PracticeGate:
         chosen = self._config.train
         reasons = [*self._found["reasons"], *reasons]
         verdict = "passed" if not reasons else "refused" if chosen.gate == "refuse" else "warned"
-        bounds = {"gate_exact": chosen.gate_exact, "gate_false": chosen.gate_false}
+        names = ("gate_exact", "gate_false", "gate_episodes")
+        bounds = {name: getattr(chosen, name) for name in names}
         self._found |= {"verdict": verdict, "reasons": reasons, "bounds": bounds, **measured}
         write_text(self._folder / GATE, json.dumps(self._found, indent=2, default=str) + "\n")
         if not reasons:

@@ -43,7 +43,8 @@ _MAY_CHANGE = frozenset(
         *("train.retries", "train.save_policy_every", "train.save_groups", "train.monitors"),
         *("train.monitor_patience", "train.failure_pause_seconds"),
         *("train.evaluate_every", "train.evaluate_episodes"),
-        *("train.gate", "train.gate_exact", "train.gate_false", "train.audit_every", "train.audit_steps"),
+        *("train.gate", "train.gate_exact", "train.gate_false", "train.gate_episodes"),
+        *("train.audit_every", "train.audit_steps"),
     }
 )
 """Settings that may differ when a run resumes; sections that training does not use may differ too."""
