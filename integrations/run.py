@@ -24,11 +24,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "integrations.json"
 NOTES = {
+    "mcp": "servers as environments: time and git of PyPI, files of npm; all stages with time",
     "openenv": "server, client, validator and checker over loopback",
     "skyrl": "skyrl-gym's registry and base class; SkyRL's trainer needs CUDA and is not started",
     "trl": "GRPOTrainer trains in the dream on a CPU, judged in the real environment",
 }
 PACKAGES = {
+    "mcp": ("mcp", "mcp-server-time", "mcp-server-git"),
     "openenv": ("openenv", "websockets"),
     "skyrl": ("skyrl-gym",),
     "trl": ("trl", "transformers", "torch"),
@@ -58,7 +60,7 @@ def run(name: str, python: Path) -> dict[str, Any]:
         report, details = Path(temporary) / "report.xml", Path(temporary) / "details.json"
         environ = os.environ | {"PYTHONPATH": str(ROOT / "src"), "INTEGRATION_DETAILS": str(details)}
         command = [str(python), "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider"]
-        if name == "openenv":
+        if name in ("mcp", "openenv"):
             command += ["-o", "asyncio_mode=auto"]
         folder = f"integrations/{name}"
         started = time.perf_counter()

@@ -18,7 +18,7 @@ from dreamgym.data.ingest import detect, find_format
 from dreamgym.data.ingest.dialogue import Defaults
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.envs.adapters import is_factory
-from dreamgym.envs.registry import EnvironmentSpec, make, spec_of
+from dreamgym.envs.registry import EnvironmentSpec, environment_from_data, make, spec_of
 from dreamgym.envs.synthetic import SyntheticFactory
 from dreamgym.errors import ConfigError, RolloutsFailingError
 from dreamgym.evaluation import audit as auditing
@@ -141,7 +141,7 @@ async def fine_tune(
             raise ConfigError(
                 f"expected trajectories of one environment, got {sorted(names)}; pass environment="
             )
-        environment = names.pop()
+        environment = environment_from_data(names.pop())
     if isinstance(environment, str):
         spec = known_environment(environment)
         chosen = {"name": environment, "options": options or config.environment.options}
@@ -290,7 +290,7 @@ async def learn(
     out: str | Path = "runs/learn",
     *,
     data: str | Path | Sequence[str | Path] = (),
-    experience: str | None = None,
+    experience: str | dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
     model: str | None = None,
     lora: bool = False,
@@ -312,7 +312,8 @@ async def learn(
     Args:
         environment: a name, ``FILE.py:CLASS`` or an object; by default that of the data.
         data: recorded trajectories, which are used instead of recording.
-        experience: the run of a fine-tuned experience model, which is used instead of fine-tuning one.
+        experience: the run of a fine-tuned experience model, which is used instead of fine-tuning one; or
+            settings of the section ``experience``, such as ``{"steps": 3000}``.
         options: of the environment.
         model: of both models: ``nano``, ``tiny``, ``small`` from scratch or ``hf:NAME_OR_PATH``.
         lora: train LoRA adapters of pretrained weights.
@@ -329,6 +330,8 @@ async def learn(
     from dreamgym.learning.plan import Plan, with_model
     from dreamgym.report.write import write_report
 
+    if isinstance(experience, dict):
+        sections, experience = {**sections, "experience": experience}, None
     values = with_model(sections, model, lora=lora) | {"seed": seed}
     if options:
         values["environment"] = {"options": options}

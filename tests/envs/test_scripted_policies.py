@@ -138,7 +138,18 @@ async def test_a_mix_must_be_resolved_before_a_policy_is_made() -> None:
         make_policy("mix", environment, seed=0)
 
 
-async def test_a_random_action_needs_a_list_to_choose_from() -> None:
+async def test_where_no_actions_are_listed_random_ones_are_words_or_near_misses_of_the_expert() -> None:
     environment = await corridor()
-    with pytest.raises(ConfigError, match="lists none"):
-        await make_policy("random", environment, seed=0).act(environment.task, (), State(text="A void."))
+    state = State(text="door 7")
+    words = set(f"{environment.task.instruction} {state.text}".replace(".", "").split())
+    found = await make_policy("random", environment, seed=0).act(environment.task, (), state)
+    assert set(found.action.split()) <= words
+    environment = await corridor()
+    state = await environment.start()
+    right = await environment.expert_action()
+    unlisted = State(text="You can go to 4, or 5.")
+    noisy = make_policy("noisy:1", environment, seed=0)
+    found = await noisy.act(environment.task, (), unlisted)
+    assert found.action != right
+    if " " in right:
+        assert found.action.split()[0] == right.split()[0]

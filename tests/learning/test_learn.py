@@ -162,6 +162,8 @@ async def test_an_object_is_learnt_from_a_script(tmp_path: Path) -> None:
         (["--env", LAMP, "--model", "nano", "--lora"], "adapts pretrained weights"),
         (["--env", LAMP, "--model", "hf:/nowhere"], "expected a folder"),
         (["--env", LAMP, "--set", "train.stepz=3"], "did you mean 'train.steps'"),
+        (["--env", LAMP, "--set", "experience.stepz=3"], "did you mean 'experience.steps'"),
+        (["--experience", "builtin:textworld", "--set", "experience.steps=3"], "got both"),
         (["--env", LAMP, "--scale", "0"], "expected a scale above 0"),
         (["--env", "textworld", "--set", "environment.options.rooms=none"], "rooms"),
         (["--env", LAMP, "--data", "nowhere"], "nowhere"),

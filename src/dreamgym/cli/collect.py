@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym.cli import console
-from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
+from dreamgym.cli.options import ENVIRONMENT, ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.collection import CollectReport, collect
 from dreamgym.config import Config
 from dreamgym.envs.coverage import FEW
@@ -18,7 +18,7 @@ from dreamgym.envs.registry import open_environment
 
 
 def collect_command(
-    env: Annotated[str | None, typer.Option(help="name (`dreamgym envs list`) or FILE.py:CLASS")] = None,
+    env: Annotated[str | None, typer.Option(help=ENVIRONMENT)] = None,
     policy: Annotated[
         str | None,
         typer.Option(

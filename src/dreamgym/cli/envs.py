@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym.cli import console
-from dreamgym.cli.options import Json
+from dreamgym.cli.options import ENVIRONMENT, Json
 from dreamgym.config import load_config, validate
 from dreamgym.envs import description
 from dreamgym.envs.openenv import OpenEnvOptions
@@ -20,9 +20,7 @@ from dreamgym.testing.env_checker import CHECKS, OnCheck
 
 app = console.group(help="Real environments: list, describe, check.")
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="A name of `dreamgym envs list`, or FILE.py:CLASS.")
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=ENVIRONMENT)]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the environment, e.g. --set horizon=20"),
@@ -60,9 +58,7 @@ def describe(name: Name, options: Options = None, as_json: Json = False) -> None
 
 @console.command(app, "check")
 def check(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A name of `dreamgym envs list`, or FILE.py:CLASS.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help=ENVIRONMENT)] = None,
     url: Annotated[
         str | None, typer.Option(help="The address of an OpenEnv server to check instead, ours or not.")
     ] = None,

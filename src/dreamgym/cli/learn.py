@@ -14,10 +14,11 @@ from rich.table import Table
 from dreamgym import api
 from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
-from dreamgym.cli.options import ConfigFile, Json, Overrides
+from dreamgym.cli.options import ENVIRONMENT, ConfigFile, Json, Overrides
 from dreamgym.cli.track import Track, mirrored
 from dreamgym.config import config_values
 from dreamgym.data.datasets import PREFIX as BUILTIN
+from dreamgym.errors import ConfigError
 
 DEFAULT_ENVIRONMENT = "textworld"
 Scale = Annotated[
@@ -29,7 +30,7 @@ Scale = Annotated[
 def learn_command(
     env: Annotated[
         str | None,
-        typer.Option(help="Name (`dreamgym envs list`) or FILE.py:CLASS; by default that of the data."),
+        typer.Option(help=f"{ENVIRONMENT}; by default that of the data."),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -80,13 +81,19 @@ def learn_command(
     """
     values = config_values(config, overrides or [])
     environment = values.pop("environment", {})
+    fine_tuning = values.pop("experience", None)
+    if experience is not None and fine_tuning:
+        raise ConfigError(
+            f"expected a fine-tuned experience model (--experience) or settings to fine-tune one, got both: "
+            f"{experience!r} and experience.{next(iter(fine_tuning))}"
+        )
     _run(
         as_json,
         track,
         environment=env or environment.get("name"),
         out=out,
         data=data or (),
-        experience=experience,
+        experience=experience or fine_tuning,
         options=environment.get("options"),
         model=model,
         lora=lora,

@@ -12,6 +12,8 @@ from dreamgym.config import Config, load_config
 from dreamgym.data.datasets import dataset_path
 from dreamgym.errors import ConfigError
 
+ENVIRONMENT = "name (`dreamgym envs list`), FILE.py:CLASS, mcp:COMMAND, mcp:URL or openenv:URL"
+"""What names an environment."""
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; flags win over it")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="any setting, e.g. --set replay.k=8")

@@ -20,7 +20,7 @@ from dreamgym.cli.experience_models import (
     dream_name,
     settings_of_run,
 )
-from dreamgym.cli.options import BaseUrl, ConfigFile, Overrides, resolve
+from dreamgym.cli.options import ENVIRONMENT, BaseUrl, ConfigFile, Overrides, resolve
 from dreamgym.config import Config, nearest_name
 from dreamgym.data.datasets import dataset_path
 from dreamgym.envs.registry import environment_names, open_environment
@@ -32,7 +32,7 @@ from dreamgym.training.experience_run import ExperienceRun, known_environment
 
 
 def play_command(
-    env: Annotated[str | None, typer.Option(help="name (`dreamgym envs list`) or FILE.py:CLASS")] = None,
+    env: Annotated[str | None, typer.Option(help=ENVIRONMENT)] = None,
     task: Annotated[
         str, typer.Option(metavar="N|ID", help="position of a task in the split, or its id")
     ] = "0",

@@ -33,7 +33,7 @@ def serve_command(
         typer.Argument(
             metavar="RUN|ENV",
             help="A run of experience train, train or learn; a language model to prompt (endpoint:MODEL@URL, "
-            "openai:MODEL), with --data; or a real environment (`dreamgym envs list`, FILE.py:CLASS).",
+            "openai:MODEL), with --data; or a real environment (name, FILE.py:CLASS, mcp:COMMAND).",
         ),
     ],
     protocol: Annotated[Protocol, typer.Option(help="The wire protocol.")] = Protocol.OPENENV,

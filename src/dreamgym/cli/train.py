@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dreamgym.cli import console
 from dreamgym.cli.experience_models import need_models
-from dreamgym.cli.options import ConfigFile, DryRun, Json, Overrides, resolve
+from dreamgym.cli.options import ENVIRONMENT, ConfigFile, DryRun, Json, Overrides, resolve
 from dreamgym.cli.track import Track, mirrored
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
@@ -29,9 +29,7 @@ def train_command(
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option(
-            help="Name (`dreamgym envs list`) or FILE.py:CLASS; by default the experience run's own."
-        ),
+        typer.Option(help=f"{ENVIRONMENT}; by default the experience run's own."),
     ] = None,
     experience: Annotated[
         str | None,

@@ -212,7 +212,7 @@ def parse_json(line: str | bytes) -> Any:
     """Any JSON value, or `DataError`; nesting is bounded, so hostile text cannot exhaust the stack."""
     try:
         return from_json(line, allow_inf_nan=False)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, TypeError) as error:  # TypeError: a text with lone surrogates
         raise DataError(f"expected JSON, got {shorten(line)} ({error})") from None
 
 

@@ -187,9 +187,9 @@ class ExplorePolicy:
             return self._filled(self._random.choice(self._templates), task, state)
         known = self._memory.useful(self._random)
         if known is not None and chance < 0.9:
-            changed = self._near_miss(known, task, state) if chance < 0.75 else None
+            changed = self.near_miss(known, task, state) if chance < 0.75 else None
             return changed or known
-        return self._free_text(task, state)
+        return self.free_text(task, state)
 
     def _filled(self, template: str, task: Task, state: State) -> str:
         words = _words(f"{task.instruction} {state.text}") or ["it"]
@@ -203,7 +203,7 @@ class ExplorePolicy:
         if kind == "repeated":
             return history[-1].action if history else None
         if kind == "free text":
-            return self._free_text(task, state)
+            return self.free_text(task, state)
         if kind == "winning":
             return self._winning(task)
         if kind == "elsewhere":
@@ -212,7 +212,7 @@ class ExplorePolicy:
         known = self._memory.useful(self._random)
         if known is not None:
             sources.append(known)
-        return self._near_miss(self._random.choice(sources), task, state) if sources else None
+        return self.near_miss(self._random.choice(sources), task, state) if sources else None
 
     def _winning(self, task: Task) -> str | None:
         """The last action of a success in another task: a policy that practises tries it too early."""
@@ -221,11 +221,12 @@ class ExplorePolicy:
         instruction, actions = self._random.choice(self._memory.successes)
         return translate(actions[-1], instruction, task.instruction)
 
-    def _free_text(self, task: Task, state: State) -> str:
+    def free_text(self, task: Task, state: State) -> str:
+        """Words of the task and the state."""
         words = _words(f"{task.instruction} {state.text}") or ["hello"]
         return " ".join(self._random.choices(words, k=self._random.randint(1, 3)))
 
-    def _near_miss(self, action: str, task: Task, state: State) -> str | None:
+    def near_miss(self, action: str, task: Task, state: State) -> str | None:
         """The action with one argument exchanged: for another of the same shape, or a number one off."""
         spots = list(_TOKEN.finditer(action))[1:]
         values = [spot for spot in spots if action[spot.start() - 1] in "=:[("]

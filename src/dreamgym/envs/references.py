@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from dreamgym.config import nearest_name
 from dreamgym.errors import ConfigError
+
+_SHORT = 60
+"""Characters of a short name that is made from a command or an address."""
 
 
 def is_reference(name: str) -> bool:
@@ -26,8 +30,16 @@ def short_name(name: str) -> str:
 
     >>> short_name("shop/vending.py:Vending"), short_name("textworld")
     ('vending', 'textworld')
+    >>> short_name("mcp:npx server --root {folder}"), short_name("openenv:http://localhost:8000?mode=real")
+    ('npx-server-root-folder', 'localhost-8000-mode-real')
     """
-    return name.rpartition(":")[2].lower() if is_reference(name) else name
+    if not is_reference(name):
+        return name
+    kind, _, target = name.removeprefix("black-box:").partition(":")
+    if target and kind in ("mcp", "openenv"):
+        words = re.findall(r"\w+", target.partition("://")[2] or target)
+        return "-".join(words).lower()[:_SHORT]
+    return name.rpartition(":")[2].lower()
 
 
 def reference_exists(name: str) -> bool:
@@ -42,28 +54,28 @@ def reference_exists(name: str) -> bool:
         return False
 
 
-def load_reference(name: str) -> object:
-    """The class or function that a reference names.
+def load_reference(name: str, *, what: str = "environment") -> object:
+    """The class or function that a reference names; `what` it is for begins the messages.
 
     Raises:
         ConfigError: there is no such file, module or class, or it cannot be imported.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute.isidentifier():
-        raise ConfigError(f"environment {name!r}: expected FILE.py:CLASS or MODULE:CLASS")
+        raise ConfigError(f"{what} {name!r}: expected FILE.py:CLASS or MODULE:CLASS")
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
-        raise ConfigError(f"environment {name!r}: there is no file {place!r} in {Path.cwd()}")
+        raise ConfigError(f"{what} {name!r}: there is no file {place!r} in {Path.cwd()}")
     try:
         module = _from_file(Path(place).resolve()) if is_file else _from_module(place)
     except Exception as error:
         raise ConfigError(
-            f"environment {name!r}: importing {place!r} raised {type(error).__name__}: {error}"
+            f"{what} {name!r}: importing {place!r} raised {type(error).__name__}: {error}"
         ) from error
     if not hasattr(module, attribute):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         raise ConfigError(
-            f"environment {name!r}: {place!r} defines no {attribute!r}{nearest_name(attribute, known)}"
+            f"{what} {name!r}: {place!r} defines no {attribute!r}{nearest_name(attribute, known)}"
         )
     return getattr(module, attribute)
 

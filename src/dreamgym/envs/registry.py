@@ -7,7 +7,8 @@ one with an entry point in the group ``dreamgym.environments``, whose value is a
     [project.entry-points."dreamgym.environments"]
     kitchen = "my_package.kitchen:SPEC"
 
-``black-box:NAME`` is any of them without its optional roles, ``openenv:URL`` an OpenEnv server.
+``black-box:NAME`` is any of them without its optional roles, ``openenv:URL`` an OpenEnv server, and
+``mcp:COMMAND`` or ``mcp:URL`` an MCP server.
 
 Importing a spec must be cheap: heavy imports belong into `open`.
 """
@@ -26,6 +27,8 @@ from pydantic import ConfigDict
 from dreamgym.config import Section, nearest_name, validate
 from dreamgym.envs.adapters import ObjectFactory, is_factory
 from dreamgym.envs.black_box import PREFIX, BlackBoxFactory
+from dreamgym.envs.mcp import PREFIX as MCP
+from dreamgym.envs.mcp import McpOptions, open_mcp
 from dreamgym.envs.openenv import PREFIX as OPENENV
 from dreamgym.envs.openenv import OpenEnvOptions, open_openenv
 from dreamgym.envs.references import is_reference, load_reference, reference_exists
@@ -160,7 +163,7 @@ def spec_of(environment: object) -> EnvironmentSpec:
         return find_environment(environment)
     if is_factory(environment):
         name = str(getattr(environment, "name", ""))
-        if name.startswith(PREFIX) or name in _referenced or name in environment_names():
+        if name.startswith((PREFIX, MCP)) or name in _referenced or name in environment_names():
             return find_environment(name)
     return register(as_environment(environment))
 
@@ -206,6 +209,14 @@ def find_environment(name: str) -> EnvironmentSpec:
             options=OpenEnvOptions,
             extra="endpoint",
         )
+    if name.startswith(MCP):
+        return EnvironmentSpec(
+            name=name,
+            open=lambda options: open_mcp(name, options),
+            summary="An MCP server.",
+            options=McpOptions,
+            extra="mcp",
+        )
     if is_reference(name):
         return _referenced.setdefault(name, _by_reference(name))
     raise ConfigError(f"unknown environment {name!r}{nearest_name(name, environment_names())}")
@@ -242,9 +253,24 @@ def is_known(name: str) -> bool:
     return (
         name in environment_names()
         or name in _referenced
-        or name.startswith(OPENENV)
+        or name.startswith((OPENENV, MCP))
         or reference_exists(name)
     )
+
+
+def environment_from_data(name: str) -> str:
+    """The name of an environment that trajectories state, where a user has named none.
+
+    Raises:
+        ConfigError: opening it would start a command, which only a user may choose.
+    """
+    target = name.removeprefix(PREFIX)
+    if target.startswith(MCP) and not target.removeprefix(MCP).startswith(("http://", "https://")):
+        raise ConfigError(
+            f"the trajectories come from {name!r}, and evaluating in it starts this command: if you trust "
+            "it, name it yourself (--env)"
+        )
+    return name
 
 
 def environment_horizon(spec: EnvironmentSpec | None, options: Mapping[str, Any]) -> int | None:

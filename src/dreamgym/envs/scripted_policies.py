@@ -10,6 +10,9 @@ A policy plays one episode; its randomness comes from its seed. Names on the com
     random         any admissible action; with probability 0.1 one that is no longer admissible
     mix            a fixed mixture of the above, see `MIX`
     explore        admissible actions and errors on purpose, for an unknown environment, see `exploration`
+
+Where an environment lists no admissible actions, a random action is the expert's, or the last one, with one
+argument exchanged; without any, words of the task and the state.
 """
 
 from __future__ import annotations
@@ -104,7 +107,9 @@ class ImperfectExpertPolicy:
             return self._careless(await self._expert.act(task, history, state), state)
         if self._random.random() < self._share:
             if self._kind == "noisy":
-                return Decision(action=_any_action(self._random, task, history, state))
+                listed = bool(state.admissible_actions)
+                right = "" if listed else (await self._expert.act(task, history, state)).action
+                return Decision(action=_any_action(self._random, task, history, state, like=right))
             wrong = self._clumsy(history, state)
             if wrong is not None:
                 return Decision(action=wrong)
@@ -191,9 +196,14 @@ def _parse(name: str) -> tuple[str, str]:
     raise ConfigError(f"unknown policy {name!r}{nearest_name(name, _PATTERNS)}")
 
 
-def _any_action(source: random.Random, task: Task, history: Sequence[Transition], state: State) -> str:
+def _any_action(
+    source: random.Random, task: Task, history: Sequence[Transition], state: State, *, like: str = ""
+) -> str:
+    """`like` is the expert's action."""
     if not state.admissible_actions:
-        raise ConfigError(f"a random policy needs admissible actions, and {task.environment!r} lists none")
+        explorer = ExplorePolicy(source.getrandbits(32))
+        known = like or (history[-1].action if history else "")
+        return explorer.near_miss(known, task, state) or explorer.free_text(task, state)
     if source.random() < STALE_SHARE:
         earlier = {action for past in history for action in past.state.admissible_actions or ()}
         stale = sorted(earlier.difference(state.admissible_actions))

@@ -15,7 +15,7 @@ from dreamgym.config import HF_PREFIX, CollectConfig, Config, Section, validate
 from dreamgym.data.datasets import PREFIX as BUILTIN
 from dreamgym.data.datasets import builtin_experience, dataset_path
 from dreamgym.data.trajectories import read_trajectories, shards
-from dreamgym.envs.registry import EnvironmentSpec, find_environment
+from dreamgym.envs.registry import EnvironmentSpec, environment_from_data, find_environment
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.training.experience_run import ExperienceRun, known_environment
 from dreamgym.training.model_setup import check_model
@@ -199,7 +199,7 @@ def _environment(name: str | None, data: Sequence[str], experience: str | None) 
         first = next(iter(read_trajectories(dataset_path(source))), None)
         if first is None:
             raise DataError(f"{source}: expected trajectories, found none")
-        return first.task.environment
+        return environment_from_data(first.task.environment)
     raise ConfigError("expected an environment (--env), trajectories (--data) or an experience model")
 
 

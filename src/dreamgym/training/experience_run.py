@@ -11,7 +11,13 @@ from typing import Any, Self
 from dreamgym.config import Config, EnvironmentConfig, ExperienceConfig, Section, validate
 from dreamgym.data.datasets import PREFIX as BUILTIN
 from dreamgym.data.datasets import builtin_dataset
-from dreamgym.envs.registry import EnvironmentSpec, environment_horizon, find_environment, is_known
+from dreamgym.envs.registry import (
+    EnvironmentSpec,
+    environment_from_data,
+    environment_horizon,
+    find_environment,
+    is_known,
+)
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import atomic_write
 from dreamgym.models.registry import names_language_model
@@ -196,7 +202,8 @@ def with_environment_of_data(config: Config, trajectories: Iterable[Trajectory])
     found = {trajectory.task.environment for trajectory in trajectories}
     if "name" in config.environment.model_fields_set or len(found) != 1:
         return config
-    environment = EnvironmentConfig(name=found.pop(), options=config.environment.options)
+    name = environment_from_data(found.pop())
+    environment = EnvironmentConfig(name=name, options=config.environment.options)
     return config.model_copy(update={"environment": environment})
 
 
