@@ -217,7 +217,7 @@ def test_pretrained_weights_get_small_rates_and_the_users_settings_win(tmp_path:
 def test_episodes_of_an_unknown_environment_share_tasks(tmp_path: Path) -> None:
     plan = Plan.load(LAMP, tmp_path)
     [explored] = plan.recordings(expert=False)
-    assert (explored.collect.policy, explored.collect.episodes_per_task) == ("explore", 4)
+    assert (explored.collect.policy, explored.collect.episodes_per_task) == ("explore", 8)
     assert {each.collect.policy for each in plan.recordings(expert=True)} == set(plan.extent.record)
     [own] = Plan.load(LAMP, tmp_path, values={"collect": {"policy": "random"}}).recordings(expert=True)
     assert (own.collect.policy, own.collect.split) == ("random", "train")
