@@ -6,7 +6,8 @@
 No annotator, hidden facts or goal code, and the same settings for all environments. A cell is an environment
 and a seed:
 
-- record: the policy `explore`, mostly failures;
+- record: mostly failures, half of them by the policy `explore`, half by a demonstrator four fifths of whose
+  actions are random (`demonstrators.py`);
 - experience: an experience model of these recordings;
 - imitation: fine-tuning on the recorded successes, longer until success on the validation split stops rising;
 - further: imitation with as many more updates as practice makes;
@@ -40,6 +41,8 @@ from dreamgym.envs.registry import make
 from dreamgym.evaluation.evaluate import Episode, Evaluation, compare
 from dreamgym.files import write_text
 
+from demonstrators import DEMONSTRATORS, DemonstratedFactory
+
 ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "vending": ("examples/environments/vending.py:Vending", {}),
     "helpdesk": ("examples/environments/helpdesk.py:HelpDesk", {}),
@@ -57,7 +60,9 @@ class Plan:
     """The same for every environment; part of the result."""
 
     tasks: int = 100
-    episodes_per_task: int = 8
+    recorded: tuple[str, ...] = ("explore", "noisy:0.8")
+    episodes_per_task: int = 4
+    """Of each of these policies."""
     experience_steps: int = 500
     imitation: tuple[int, ...] = (50, 100, 200, 400)
     """Updates of the warm starts that are tried, until two in a row do not raise success in validation."""
@@ -103,6 +108,7 @@ class Cell:
         self.environment, self.options = ENVIRONMENTS[name]
         self.folder = runs / f"{name}-{seed}"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.data = [self.folder / "data" / policy.partition(":")[0] for policy in plan.recorded]
         self.done: dict[str, Any] = {}
 
     async def run(self, arms: Sequence[str]) -> None:
@@ -125,22 +131,27 @@ class Cell:
         self.done[name] = json.loads(path.read_text(encoding="utf-8"))
 
     async def record(self) -> dict[str, Any]:
-        plan = self.plan
-        report = await dg.collect(
-            self.environment,
-            self.folder / "data",
-            episodes=plan.tasks * plan.episodes_per_task,
-            policy="explore",
-            seed=self.seed,
-            options=self.options,
-            episodes_per_task=plan.episodes_per_task,
-        )
-        return {"recorded": report.episodes, "successes": report.successes, "real_steps": report.steps}
+        plan, found = self.plan, {"recorded": 0, "successes": 0, "real_steps": 0}
+        factory = DemonstratedFactory(make(self.environment, **self.options), DEMONSTRATORS[self.name])
+        for policy, folder in zip(plan.recorded, self.data, strict=True):
+            report = await dg.collect(
+                factory,
+                folder,
+                episodes=plan.tasks * plan.episodes_per_task,
+                policy=policy,
+                seed=self.seed,
+                episodes_per_task=plan.episodes_per_task,
+            )
+            found[policy] = report.successes
+            found["recorded"] += report.episodes
+            found["successes"] += report.successes
+            found["real_steps"] += report.steps
+        return found
 
     async def experience(self) -> dict[str, Any]:
         out = self.folder / "experience"
         progress = await dg.fine_tune(
-            self.folder / "data",
+            self.data,
             out,
             environment=self.environment,
             options=self.options,
@@ -203,7 +214,7 @@ class Cell:
             settings["init_from"] = f"{self.folder / init}@0"
         return await dg.train(
             experience=str(experience),
-            data=[str(self.folder / "data")],
+            data=list(map(str, self.data)),
             out=self.folder / name,
             environment=make(self.environment, **self.options),
             seed=self.seed,
