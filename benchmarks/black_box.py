@@ -14,7 +14,9 @@ and a seed:
 - dream: practice in the dream, no online real steps;
 - ignore: the same without pessimism (unsupported successes count);
 - real: the same practice in the real environment, on the same tasks;
-- audit: practice in the dream with audits, 1/16 of the real steps of `real`.
+- audit: practice in the dream with audits, 1/16 of the real steps of `real`;
+- no-history, no-demonstrations, no-reasoning, no-facts, no-pinning: practice in the dream of an experience
+  model without this part (`--arms` names them; they are not run by default).
 
 All policies play the same unseen tasks of the test split. Finished stages are read from their files, an
 interrupted one resumes.
@@ -36,12 +38,11 @@ from pathlib import Path
 from typing import Any
 
 import dreamgym as dg
-from dreamgym.config import Config, ExperienceConfig
+from demonstrators import DEMONSTRATORS, DemonstratedFactory
+from dreamgym.config import Config, ExperienceConfig, ReplayConfig
 from dreamgym.envs.registry import make
 from dreamgym.evaluation.evaluate import Episode, Evaluation, compare
 from dreamgym.files import write_text
-
-from demonstrators import DEMONSTRATORS, DemonstratedFactory
 
 ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "vending": ("examples/environments/vending.py:Vending", {}),
@@ -53,6 +54,15 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "treasure": ("black-box:textworld", {"family": "treasure"}),
 }
 ARMS = ("imitation", "further", "dream", "ignore", "real", "audit")
+ABLATIONS: dict[str, Config] = {
+    "no-history": Config(experience=ExperienceConfig(history=0)),
+    "no-demonstrations": Config(replay=ReplayConfig(k=0)),
+    "no-reasoning": Config(experience=ExperienceConfig(reasoning=False)),
+    "no-facts": Config(experience=ExperienceConfig(sheet=False)),
+    "no-pinning": Config(experience=ExperienceConfig(imagine=False)),
+}
+"""What an experience model is fine-tuned without; all prompts of one model are alike."""
+ALL_ARMS = (*ARMS, *ABLATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +126,8 @@ class Cell:
         await self.stage("experience", self.experience)
         await self.stage("imitation", self.imitation)
         for arm in arms:
+            if arm in ABLATIONS:
+                await self.stage(f"experience-{arm}", partial(self.experience, arm))
             if arm != "imitation":
                 await self.stage(arm, partial(self.arm, arm))
 
@@ -148,14 +160,18 @@ class Cell:
             found["real_steps"] += report.steps
         return found
 
-    async def experience(self) -> dict[str, Any]:
-        out = self.folder / "experience"
+    def model(self, arm: str = "") -> Path:
+        """The experience model of an arm."""
+        return self.folder / (f"experience-{arm}" if arm in ABLATIONS else "experience")
+
+    async def experience(self, arm: str = "") -> dict[str, Any]:
+        out = self.model(arm)
         progress = await dg.fine_tune(
             self.data,
             out,
             environment=self.environment,
             options=self.options,
-            seed=self.seed,
+            config=ABLATIONS.get(arm, Config()).model_copy(update={"seed": self.seed}),
             steps=self.plan.experience_steps,
         )
         calibration = json.loads((out / "knowledge.json").read_text(encoding="utf-8"))["calibration"]
@@ -194,7 +210,7 @@ class Cell:
             "ended": summary["ended"],
             "gate": summary.get("gate"),
         }
-        if arm in ("dream", "ignore"):
+        if arm in ("dream", "ignore", *ABLATIONS):
             found |= await self.audited(arm, chosen.get("config"))
         if arm == "audit":
             found["audits"] = _audit_rows(self.folder / arm)
@@ -209,11 +225,11 @@ class Cell:
         init: str | None = None,
         **settings: Any,
     ) -> dict[str, Any]:
-        plan, experience = self.plan, self.folder / "experience"
+        plan = self.plan
         if init is not None:
             settings["init_from"] = f"{self.folder / init}@0"
         return await dg.train(
-            experience=str(experience),
+            experience=str(self.model(name)),
             data=list(map(str, self.data)),
             out=self.folder / name,
             environment=make(self.environment, **self.options),
@@ -227,7 +243,7 @@ class Cell:
             group_size=plan.group_size,
             gate="warn",
             monitors="off",
-            agent={"model": f"hf:{experience / 'model'}", "max_tokens": 24},
+            agent={"model": f"hf:{self.model() / 'model'}", "max_tokens": 24},
             learner={
                 "negative_advantage_weight": 0,
                 "return_gamma": plan.return_gamma,
@@ -245,7 +261,7 @@ class Cell:
 
     async def audited(self, arm: str, config: Config | None) -> dict[str, Any]:
         """The share of the final policy's dreamt successes that are real."""
-        dream = dg.Dream.load(self.folder / "experience", config)
+        dream = dg.Dream.load(self.model(arm), config)
         try:
             tasks = (await dream.tasks())[: self.plan.audited_tasks]
             agent = dg.Agent.load(str(self.folder / arm))
@@ -283,7 +299,7 @@ def rows(runs: Path) -> list[dict[str, Any]]:
         done = {
             path.stem: json.loads(path.read_text(encoding="utf-8"))
             for path in sorted(folder.glob("*.json"))
-            if path.stem in ("record", "experience", *ARMS)
+            if path.stem in ("record", "experience", *ALL_ARMS)
         }
         if name in ENVIRONMENTS and "imitation" in done:
             found.append({"environment": name, "seed": int(seed), **_differences(name, done)})
@@ -292,7 +308,7 @@ def rows(runs: Path) -> list[dict[str, Any]]:
 
 def _differences(name: str, done: dict[str, Any]) -> dict[str, Any]:
     """The stages, with paired differences to imitation and to practice in reality instead of episodes."""
-    played = {arm: _evaluation(name, done[arm]) for arm in ARMS if arm in done}
+    played = {arm: _evaluation(name, done[arm]) for arm in ALL_ARMS if arm in done}
     for arm, evaluation in played.items():
         for other in ("imitation", "real"):
             if other in played and other != arm:
@@ -342,7 +358,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ALL_ARMS, default=list(ARMS))
     parser.add_argument("--runs", type=Path, default=Path("runs/black-box"))
     parser.add_argument("--out", type=Path, default=Path("results/black-box/cells.json"))
     parser.add_argument("--smoke", action="store_true", help="a minute of each stage, to try the command")

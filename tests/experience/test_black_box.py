@@ -22,6 +22,8 @@ class Script:
     def __init__(self, *, confident: float = -0.01, end: str = "no") -> None:
         self.prompts: list[str] = []
         self._logprob, self._end = confident, end
+        self.begins = ""
+        """How the reply has begun in the prompt."""
 
     async def complete(self, request: CompletionRequest) -> Completion:
         self.prompts.append(request.prompt)
@@ -34,7 +36,7 @@ class Script:
         drawn = product if request.temperature else "unknown"
         text = {"here": "=here", "else": "=else 1", None: f"Slot: {drawn}."}[known]
         reply = f"think: \nchange:\nnext: {text}\nend: {self._end}"
-        return Completion(text=reply, logprobs=(self._logprob,))
+        return Completion(text=reply.removeprefix(self.begins), logprobs=(self._logprob,))
 
 
 def model_of(script: Script, **settings: object) -> BlackBoxExperienceModel:
@@ -56,6 +58,20 @@ async def test_a_known_reply_is_repeated_word_for_word() -> None:
     found = await model_of(Script()).predict(TASK, sheet, (), START, "read A")
     assert found.outcome.next_state.text == "Slot A: nuts, price 3."
     assert found.sheet.facts == sheet.facts, "nothing had to be imagined"
+
+
+async def test_reasoning_that_did_not_help_on_held_out_recordings_is_left_out_of_the_reply() -> None:
+    for helps in (True, False):
+        script = Script()
+        model = BlackBoxExperienceModel(
+            script,
+            name="test",
+            settings=PromptSettings(facts="replies", demonstrations=0, imagine=False),
+            knowledge=BlackBoxKnowledge(reasoning=helps),
+        )
+        script.begins = "" if helps else "think: \nchange:\n"
+        await model.predict(TASK, WorldSheet(facts=()), (), START, "read A")
+        assert script.prompts[-1].endswith("think: \nchange:\n") is not helps
 
 
 async def test_members_of_a_group_imagine_the_same_reply_in_any_order_and_keep_it() -> None:

@@ -119,6 +119,8 @@ class BlackBoxKnowledge:
     successes: frozenset[str] = frozenset()
     """How recorded successes ended: kinds of action with forms of replies; no other success is granted."""
     support: Support = field(default_factory=Support)
+    reasoning: bool = True
+    """Whether predictions with reasoning were right more often on held-out recordings."""
     refusal: str = "Nothing happens."
     """The most frequent reply of the recordings that changes nothing."""
 
@@ -222,7 +224,8 @@ class BlackBoxExperienceModel:
     async def _ask(
         self, text: str, named: Mapping[str, str], *, temperature: float = 0.0, seed: int = 0
     ) -> ParsedReply:
-        start = "" if self._settings.reasoning else _NO_REASONING
+        reasons = self._settings.reasoning and self._knowledge.reasoning
+        start = "" if reasons else _NO_REASONING
         request = CompletionRequest(
             prompt=text + start, max_tokens=self._settings.max_tokens, temperature=temperature, seed=seed
         )

@@ -25,6 +25,8 @@ from dreamgym.types import Annotation, Demonstration, Note, State, Trajectory, W
 
 _BARE = 0.2
 """Share of the transitions that are also learnt without history, as imagined replies are."""
+_UNREASONED = 0.3
+"""Share of the examples without their reasoning, so that held-out recordings can tell whether it helps."""
 
 
 def black_box_examples(
@@ -78,6 +80,7 @@ def _example(
     selected = replace(select(known, state, step.action, knowledge.counters), counts=counts)
     named = references(selected, state, demonstrations[: settings.demonstrations])
     text = refer(step.outcome.next_state.text, named)
+    unreasoned = Random(derive_seed("unreasoned", trajectory.id, position)).random() < _UNREASONED
     return Example(
         prompt=black_box_prompt(
             *(trajectory.task, selected, history, state, step.action, demonstrations), settings=settings
@@ -85,7 +88,7 @@ def _example(
         reply=reply_text(
             note or Note(reasoning=explain(step, selected, named)),
             replace(step.outcome, next_state=State(text=text)),
-            reasoning=settings.reasoning,
+            reasoning=settings.reasoning and not unreasoned,
         ),
         trajectory_id=trajectory.id,
         position=position,

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,19 @@ async def write_knowledge(
     from dreamgym.training.experience_loading import OWN_BUFFER
 
     knowledge = mine_knowledge(recorded)
-    if retriever is not None or not (folder / OWN_BUFFER).exists():
+    with ExitStack() as stack:
+        if retriever is None and (folder / OWN_BUFFER).exists():
+            retriever = stack.enter_context(
+                ReplayBuffer.open_configured(folder / OWN_BUFFER, config.replay, read_only=True)
+            )
         found = await _predictions(config, recorded, folder, knowledge, retriever)
-    else:
-        with ReplayBuffer.open_configured(folder / OWN_BUFFER, config.replay, read_only=True) as buffer:
-            found = await _predictions(config, recorded, folder, knowledge, buffer)
+        compared: dict[str, float | None] = {}
+        if config.experience.reasoning:
+            unreasoned = replace(knowledge, reasoning=False)
+            other = await _predictions(config, recorded, folder, unreasoned, retriever)
+            compared = {"with": _share(ok for _, ok in found), "without": _share(ok for _, ok in other)}
+            if (compared["without"] or 0.0) >= (compared["with"] or 0.0):  # the shorter reply wins a tie
+                knowledge, found = unreasoned, other
     predicted = [(evidence, ok) for evidence, ok in found if isinstance(evidence, Evidence)]
     support = fit_support(predicted, knowledge.support.seen)
     scored = [
@@ -81,6 +90,7 @@ async def write_knowledge(
         "exact": _share(ok for _, ok in found),
         "recorded": _share(not isinstance(evidence, Evidence) for evidence, _ in found),
         "exact_predicted": _share(ok for _, ok in predicted),
+        "exact_by_reasoning": compared,
         "supported": [_measure(scored, bound) for bound in (0.25, 0.5, 0.75, 0.9)],
     }
     save_knowledge(replace(knowledge, support=support), folder, measured)
@@ -198,6 +208,7 @@ def save_knowledge(
         },
         "successes": sorted(knowledge.successes),
         "refusal": knowledge.refusal,
+        "reasoning": knowledge.reasoning,
         "weights": list(knowledge.support.weights),
         "seen": dict(sorted(knowledge.support.seen.items())),
         "calibration": measured or {},
@@ -222,6 +233,7 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
             ),
             successes=frozenset(map(str, stored["successes"])),
             refusal=str(stored["refusal"]),
+            reasoning=bool(stored.get("reasoning", True)),
             support=Support(
                 weights=tuple(map(float, stored["weights"])),
                 seen=Counter({str(kind): int(count) for kind, count in stored["seen"].items()}),
