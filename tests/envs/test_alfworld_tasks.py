@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
+import tarfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,7 +15,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from dreamgym.envs.alfworld import AlfworldFactory, AlfworldOptions
+from dreamgym.envs.alfworld import AlfworldFactory, AlfworldOptions, episode_process
+from dreamgym.envs.alfworld.episode_process import complete_game
 from dreamgym.envs.alfworld.generate import FAMILIES, generate_game
 from dreamgym.envs.alfworld.rooms import UNSEEN_ROOMS, room, room_numbers
 from dreamgym.envs.scripted_policies import make_policy
@@ -178,10 +181,27 @@ async def test_old_official_wording_and_the_repaired_expert_understand_each_othe
         path = write_official_game(tmp_path, "train", index)
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace("move {o} to {r}", "put {o} in/on {r}"), encoding="utf-8")
-    for wording, verb in (("as_is", "put "), ("current", "move ")):
+    for wording, verb in (("as_is", "put "), ("current", "move "), ("older", "put ")):
         factory = AlfworldFactory(AlfworldOptions.model_validate({"data": tmp_path, "wording": wording}))
         for task in await factory.tasks("train"):
             trajectory = await play(factory, task, "expert")
             assert trajectory.success
             assert any(t.action.startswith(verb) for t in trajectory.transitions)
         await factory.aclose()
+
+
+def test_the_older_wording_is_that_of_official_games(real_data: Path, tmp_path: Path) -> None:
+    with tarfile.open(real_data / "alfworld" / "official_layout_sample.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    for path in tmp_path.rglob("game.tw-pddl"):
+        official = json.loads(path.read_text(encoding="utf-8"))
+        older = complete_game(official, "older")
+        assert older["grammar"].strip() == official["grammar"].strip()
+        assert complete_game(official, "as_is") == official
+        assert "action help" in complete_game(official, "current")["grammar"]
+
+
+def test_texts_of_another_version_are_not_rewritten_by_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_process, "_shipped", lambda: ("(define)", "carry {o} to {r}"))
+    with pytest.raises(ConfigError, match=r"needs the texts of alfworld 0\.4"):
+        episode_process._older.__wrapped__()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dreamgym.cli import console
+from dreamgym.cli.bench import bench_command
 from dreamgym.cli.buffer import app as buffer_app
 from dreamgym.cli.collect import collect_command
 from dreamgym.cli.data import app as data_app
@@ -45,6 +46,7 @@ app = console.group(
     dreamgym experience train --data trajectories --out runs/experience
     dreamgym train --experience runs/experience --out runs/agent     # no real step is taken
     dreamgym evaluate runs/agent --against runs/agent@0              # in the real environment
+    dreamgym bench textworld runs/agent                              # a fixed panel of tasks, with its hash
     dreamgym report runs/agent                                       # curves and episodes in one HTML file
     dreamgym serve runs/experience                                   # the dream, for other trainers
     dreamgym models check endpoint:NAME                              # capabilities of your server
@@ -64,6 +66,7 @@ console.command(app, "ingest")(ingest)
 console.command(app, "play")(play_command)
 console.command(app, "train")(train_command)
 console.command(app, "evaluate")(evaluate_command)
+console.command(app, "bench")(bench_command)
 console.command(app, "report")(report_command)
 console.command(app, "serve")(serve_command)
 console.command(app, "track")(track_command)

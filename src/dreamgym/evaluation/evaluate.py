@@ -14,7 +14,13 @@ from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.envs.episode import first_tasks
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError
-from dreamgym.evaluation.statistics import Estimate, mcnemar, paired_difference, share_of_episodes
+from dreamgym.evaluation.statistics import (
+    Estimate,
+    mcnemar,
+    mean_of_steps,
+    paired_difference,
+    share_of_episodes,
+)
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.rollouts import GroupSettings, PolicyFactory, run_groups
@@ -30,6 +36,8 @@ class Episode:
     family: str
     success: bool
     steps: int
+    reward: float = 0.0
+    """Of all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,11 @@ class Evaluation:
     def success(self) -> Estimate:
         return share_of_episodes(episode.success for episode in self.episodes)
 
+    @property
+    def mean_reward(self) -> Estimate:
+        """Total reward of an episode; other than `success` where an environment grades (WebShop's score)."""
+        return mean_of_steps((str(episode.number), episode.reward) for episode in self.episodes)
+
     def by_family(self) -> dict[str, Estimate]:
         families = sorted({episode.family for episode in self.episodes})
         return {
@@ -66,6 +79,7 @@ class Evaluation:
             "episodes": len(self.episodes) + sum(self.failures.values()),
             "seed": self.seed,
             "success": self.success.to_dict(),
+            "mean_reward": self.mean_reward.to_dict(),
             "by_family": {name: share.to_dict() for name, share in self.by_family().items()},
             "failures": dict(self.failures),
             "real_steps": self.real_steps,
@@ -215,4 +229,5 @@ def _episode(trajectory: Trajectory) -> Episode:
         family=trajectory.task.family,
         success=trajectory.success,
         steps=len(trajectory),
+        reward=trajectory.total_reward,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ from dreamgym.config import Config
 from dreamgym.envs.references import short_name
 from dreamgym.envs.registry import open_environment
 from dreamgym.evaluation.evaluate import Comparison, Evaluation, compare, evaluate, evaluation_split
+from dreamgym.evaluation.policies import open_policy
 from dreamgym.evaluation.sim_real_gap import dream_success, gap_warning
 from dreamgym.files import write_text
-from dreamgym.models.registry import LanguageModels, names_language_model
-from dreamgym.models.usage import stage
-from dreamgym.prompted_policy import prompted_policy_factory
+from dreamgym.models.registry import names_language_model
 from dreamgym.protocols import EnvironmentFactory
-from dreamgym.rollouts import PolicyFactory
-from dreamgym.training.agent import Agent
 from dreamgym.training.run_dir import METRICS, RunDir, parse_policy_name, read_config
 
 DIRECTORY = "evaluations"
@@ -69,7 +65,7 @@ async def evaluate_runs(
     try:
         chosen = split or evaluation_split(factory.splits)
         for name in names:
-            async with _policy(name, config, temperature, notes) as (make_policy, policy):
+            async with open_policy(name, config, temperature, notes) as (make_policy, policy):
                 found.append(
                     await evaluate(
                         factory,
@@ -105,25 +101,6 @@ def environment_of(run: str, given: Config) -> Config:
         return given
     options = {**trained.options, **given.environment.options}
     return given.model_copy(update={"environment": trained.model_copy(update={"options": options})})
-
-
-@asynccontextmanager
-async def _policy(
-    name: str, config: Config, temperature: float | None, notes: list[str]
-) -> AsyncIterator[tuple[PolicyFactory, str]]:
-    if not names_language_model(name):
-        async with Agent.load(name, device=config.agent.device) as agent:
-            chosen = agent.config.evaluation_temperature if temperature is None else temperature
-            yield agent.policy_factory(temperature=chosen), agent.name
-        return
-    chosen = config.agent.evaluation_temperature if temperature is None else temperature
-    async with LanguageModels(config) as models:
-        with stage("evaluation"):
-            model = models.open(name, role="agent")
-            await models.check_reachable()
-            yield prompted_policy_factory(model, config.agent.at_temperature(chosen), name=name), name
-        if models.usage.rows:
-            notes.append(f"endpoints: {models.usage.summary()}")
 
 
 def _trajectories(

@@ -37,8 +37,10 @@ class AlfworldOptions(Section):
         None, description="folder of official games; default: ALFWORLD_DATA, else generated"
     )
     horizon: int = Field(50, ge=1, description="actions after which an episode is truncated")
-    wording: Literal["as_is", "current"] = Field(
-        "as_is", description="official games: their own grammar, or the one the wheel ships"
+    wording: Literal["as_is", "current", "older"] = Field(
+        "as_is",
+        description="current: the wheel's grammar (move X to Y); older: that of official games (put X in/on "
+        "Y); as_is: a game's own, and current for generated games",
     )
     processes: int = Field(64, ge=1, description="episodes at once, each in a process of its own")
     step_timeout: float = Field(120.0, gt=0, description="seconds after which a process counts as hung")

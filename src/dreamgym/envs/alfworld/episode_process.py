@@ -17,6 +17,7 @@ from typing import Any
 from dreamgym.envs.alfworld import engine_cache
 from dreamgym.envs.alfworld.experts import HandcodedExpert, Planner
 from dreamgym.envs.alfworld.pddl_cache import TranslationCache
+from dreamgym.errors import ConfigError
 
 _GOAL = re.compile(r"Your task is to: (.*?)\.\"")
 
@@ -30,7 +31,7 @@ class EpisodeHandler:
     def __init__(self, cache: str, warm_games: list[str], wording: str = "as_is") -> None:
         """Runs once, in the fork server.
 
-        `wording` is ``current`` to use the grammar and domain of the wheel for every game.
+        `wording` selects the grammar and domain, see `complete_game`.
         """
         import fast_downward
         import textworld
@@ -111,10 +112,11 @@ class EpisodeHandler:
 
 
 def complete_game(data: dict[str, Any], wording: str) -> dict[str, Any]:
-    """Add the wheel's domain and grammar to a game without its own, or for `wording` ``current``."""
+    """A game with grammar and domain: its own where it has them (``as_is``), the wheel's (``current``), or
+    the wheel's rules in the words of official games (``older``)."""
     if "grammar" in data and wording == "as_is":
         return data
-    domain, grammar = _shipped()
+    domain, grammar = _older() if wording == "older" else _shipped()
     instruction = data["instruction"] if "instruction" in data else instruction_of(data["grammar"])
     return {**data, "pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL", instruction)}
 
@@ -123,6 +125,36 @@ def complete_game(data: dict[str, Any], wording: str) -> dict[str, Any]:
 def _shipped() -> tuple[str, str]:
     folder = files("alfworld") / "data"
     return tuple((folder / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2"))  # type: ignore[return-value]
+
+
+_OLDER_GRAMMAR = {
+    "You arrive at {r.name}.": "You arrive at {lend.name}.",
+    "You move the {o.name} to the {r.name}.": "You put the {o.name} in/on the {r.name}.",
+    "move {o} to {r}": "put {o} in/on {r}",
+}
+_HELP = {"domain": "\n(:action help\n", "grammar": "\n\naction help {\n"}
+"""The last action of both files, which official games do not have."""
+
+
+@functools.cache
+def _older() -> tuple[str, str]:
+    """The wheel's domain, and the grammar of official games; both without ``help``.
+
+    Raises:
+        ConfigError: the wheel has other texts than alfworld 0.4.
+    """
+    domain, grammar = _shipped()
+    expected = [*((grammar, text) for text in (*_OLDER_GRAMMAR, _HELP["grammar"])), (domain, _HELP["domain"])]
+    for text, part in expected:
+        if part not in text:
+            raise ConfigError(
+                f"environment.options.wording='older' needs the texts of alfworld 0.4: the installed version "
+                f"has no {part.strip()!r}; choose wording current"
+            )
+    for now, before in _OLDER_GRAMMAR.items():
+        grammar = grammar.replace(now, before)
+    domain = domain.partition(_HELP["domain"])[0] + "\n)\n"
+    return domain, grammar.partition(_HELP["grammar"])[0]
 
 
 def instruction_of(grammar: str) -> str:
