@@ -19,6 +19,7 @@ import re
 import runpy
 import shlex
 import shutil
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,18 @@ SHORT = {
 """By the beginning of a command; the first that fits counts."""
 
 
+@dataclass
+class Session:
+    """What a page takes for granted."""
+
+    names: dict[str, Any] = field(default_factory=dict)
+    """Variables of its fragments."""
+    replace: dict[str, str] = field(default_factory=dict)
+    """Addresses, ids and names of large models, and what stands for them here."""
+    short: dict[str, str] = field(default_factory=dict)
+    """As `SHORT`, after it."""
+
+
 def session_pages() -> list[Path]:
     pages = [page for page in PAGES if re.search(r"^```(console|python fragment)$", text_of(page), re.M)]
     return [page for page in pages if page != START]
@@ -111,13 +124,14 @@ def expanded(pattern: str) -> list[str]:
     return sorted(str(path) for path in Path().glob(pattern))
 
 
-def run_command(command: str, typed: list[str], shown: list[str], replace: dict[str, str]) -> None:
+def run_command(command: str, typed: list[str], shown: list[str], session: Session) -> None:
     if command.startswith("python ") and not command.startswith("python -m"):
         parse_script(ROOT / command.split()[1], shlex.split(command)[2:])
     if beginning(command, NOT_RUN):
         return
-    command = replaced(command, replace)
-    words = shlex.split(command, comments=True)[1:] + shlex.split(beginning(command, SHORT) or "")
+    command = replaced(command, session.replace)
+    more = [beginning(command, table) or "" for table in (SHORT, session.short)]
+    words = shlex.split(command, comments=True)[1:] + shlex.split(" ".join(more))
     words = [name for word in words for name in (expanded(word) if "*" in word else [word])]
     done = CliRunner().invoke(app, words, input="".join(f"{line}\n" for line in typed or [":quit"]))
     assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
@@ -145,7 +159,7 @@ def run_fragment(code: str, names: dict[str, Any], replace: dict[str, str]) -> N
     asyncio.run(run())
 
 
-def run_page(page: Path, names: dict[str, Any], replace: dict[str, str]) -> None:
+def run_page(page: Path, session: Session) -> None:
     text = re.sub(RUN_ELSEWHERE, "", text_of(page), flags=re.S)
     for kind, block in re.findall(r"^```(console|toml|python(?: fragment)?)\n(.*?)^```", text, re.M | re.S):
         if kind == "python":
@@ -153,13 +167,13 @@ def run_page(page: Path, names: dict[str, Any], replace: dict[str, str]) -> None
                 exec(compile(block, str(page), "exec"), {"__name__": "__main__"})
         elif kind == "console":
             for command, typed, shown in sessions(block):
-                run_command(command, typed, shown, replace)
+                run_command(command, typed, shown, session)
         elif kind == "python fragment":
-            run_fragment(block, names, replace)
+            run_fragment(block, session.names, session.replace)
         else:
             tomllib.loads(block)
             if named := re.match(r"# (\S+\.toml)\n", block):
-                Path(named[1]).write_text(replaced(block, replace), encoding="utf-8")
+                Path(named[1]).write_text(replaced(block, session.replace), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +183,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        run_page(START, {}, {})
+        run_page(START, Session())
     finally:
         os.chdir(before)
     return folder
@@ -187,16 +201,6 @@ def test_the_first_commands_lead_to_a_report(home: Path) -> None:
     assert "<html" in (home / "report.html").read_text(encoding="utf-8")
     assert (home / "runs" / "agent" / "policy" / "config.json").is_file()
     assert (home / "runs" / "experience" / "fidelity.json").is_file()
-
-
-@dataclass
-class Session:
-    """What a page takes for granted."""
-
-    names: dict[str, Any] = field(default_factory=dict)
-    """Variables of its fragments."""
-    replace: dict[str, str] = field(default_factory=dict)
-    """Addresses, ids and names of large models, and what stands for them here."""
 
 
 def nothing() -> Iterator[Session]:
@@ -299,6 +303,38 @@ def language_models() -> Iterator[Session]:
     yield Session(names, replaced)
 
 
+def asks_the_server(request: CompletionRequest) -> str:
+    """A language model that solves the first task of the page."""
+    [row, *_] = Path("tasks.jsonl").read_text(encoding="utf-8").splitlines()
+    action = json.loads(row)["solution"]["action: convert_time" in request.prompt]
+    return json.dumps({"thought": "The server knows.", "action": action})
+
+
+def mcp() -> Iterator[Session]:
+    shutil.rmtree("runs")
+    page = ROOT / "docs" / "guides" / "mcp.md"
+    Path("tasks.jsonl").write_text(blocks(page, "json")[0], encoding="utf-8")
+    Path("check.py").write_text(blocks(page, "python")[0], encoding="utf-8")
+    with ScriptedServer(asks_the_server) as server:
+        table = {
+            "mcp:mcp-server-time": f"mcp:{sys.executable} {ROOT / 'tests/envs/time_server.py'}",
+            "endpoint:MODEL@http://localhost:8000": server.name,
+        }
+        one = "--episodes 1"  # each starts a server
+        dreamt = "--set experience.max_tokens=50 --set train.tasks_per_step=1 --set train.horizon=1"
+        yield Session(
+            replace=table,
+            short={"dreamgym collect": one, "dreamgym train": dreamt, "dreamgym evaluate": one},
+        )
+
+
+def webshop() -> Iterator[Session]:
+    shutil.rmtree("trajectories")
+    shutil.rmtree("runs")
+    dreamt = "--set experience.max_tokens=50"
+    yield Session(short={"dreamgym experience train": dreamt, "dreamgym train": dreamt})
+
+
 def quickstart() -> Iterator[Session]:
     shutil.copytree("runs", "runs/quickstart")
     yield Session()
@@ -342,10 +378,12 @@ PREPARE: dict[str, Callable[[], Iterator[Session]]] = {
     "docs/guides/experience-model.md": experience_model,
     "docs/guides/fidelity.md": fidelity,
     "docs/guides/language-models.md": language_models,
+    "docs/guides/mcp.md": mcp,
     "docs/guides/quickstart.md": quickstart,
     "docs/guides/serving.md": serving,
     "docs/guides/training.md": training,
     "docs/guides/trajectories.md": trajectories,
+    "docs/guides/webshop.md": webshop,
     "src/dreamgym/datasets/README.md": fresh,
 }
 
@@ -359,4 +397,4 @@ def test_the_sessions_of_a_page_run(
     monkeypatch.chdir(folder)
     prepare = PREPARE.get(page.relative_to(ROOT).as_posix(), nothing)
     with contextmanager(prepare)() as session:
-        run_page(page, session.names, session.replace)
+        run_page(page, session)
