@@ -35,6 +35,7 @@ COMPOSITION = {
     "prompted_policy",
     "play",
     "rollouts",
+    "renaming",
     "collection",
     "training",
     "evaluation",
