@@ -21,8 +21,9 @@ IN_BACKGROUND = [part.replace("SIG_DFL", "SIG_IGN") for part in INTERRUPTIBLE]
 
 
 def dreamgym(
-    *arguments: object, cwd: Path | None = None, seconds: float = 300
+    *arguments: object, cwd: Path | None = None, seconds: float = 1200
 ) -> subprocess.CompletedProcess[str]:
+    """The time limit only ends a command that hangs: on a busy machine one of seconds may take minutes."""
     return subprocess.run(
         [*DREAMGYM, *map(str, arguments)],
         capture_output=True,

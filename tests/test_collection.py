@@ -121,7 +121,7 @@ def test_ctrl_c_ends_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None:
         while rows(out) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -184,7 +184,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=1200,
             check=False,
         )
         assert run.returncode == 0, f"{page}:\n{example}\n{run.stderr}"

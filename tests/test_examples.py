@@ -62,7 +62,7 @@ def run(name: str, folder: Path, **settings: object) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -151,7 +151,7 @@ def test_every_notebook_runs_from_its_first_cell_to_its_last(runs: Path, tmp_pat
         together.cells += notebook(script).cells
     for place, cell in enumerate(together.cells):
         cell["id"] = f"cell-{place}"
-    client = nbclient.NotebookClient(together, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    client = nbclient.NotebookClient(together, timeout=1200, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     printed = "".join(
         str(output.get("text", "")) for cell in together.cells for output in cell.get("outputs", ())

@@ -124,7 +124,7 @@ def track(run: Path, tracker: str, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

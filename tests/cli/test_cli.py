@@ -175,7 +175,7 @@ def test_without_torch_the_experience_commands_name_the_extra(command: str, tmp_
     )
     words = ["experience", command, *([str(tmp_path)] if command == "eval" else ["--out", str(tmp_path)])]
     done = subprocess.run(
-        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 4, done.stderr
     assert "pip install 'dreamgym[models]'" in " ".join(done.stderr.split())

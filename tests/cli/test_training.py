@@ -98,7 +98,7 @@ def test_ctrl_c_and_a_scheduler_keep_what_was_reached_and_say_how_to_go_on(
             assert time.monotonic() < limit
             time.sleep(0.05)
         process.send_signal(signal.Signals[stop])
-        errors = process.communicate(timeout=300)[1]
+        errors = process.communicate(timeout=1200)[1]
     finally:
         process.kill()
     assert process.returncode == 130

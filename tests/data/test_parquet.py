@@ -96,6 +96,6 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path) -> None:
     script = "import sys; sys.modules['pyarrow'] = None; from dreamgym.data.ingest import export, Path"
     finished = subprocess.run(
         [sys.executable, "-c", f"{script}; export([], Path({str(tmp_path / 'x')!r}), format='parquet')"],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert "pip install 'dreamgym[parquet]'" in finished.stderr

@@ -179,7 +179,7 @@ with TrajectoryWriter(Path(sys.argv[1])) as writer:
 def test_a_full_disk_is_a_store_error_and_leaves_no_half_row(tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path), str(Path(__file__).parent)],
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
     first, second = finished.stdout.splitlines()
     stored = int(first.split()[0])

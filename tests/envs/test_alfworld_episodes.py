@@ -38,7 +38,7 @@ def reference(games: list[Path], steps: int, seed: int) -> list[dict[str, Any]]:
         for number, half in enumerate(halves)
         if half
     ]
-    outputs = [run.communicate(timeout=300)[0] for run in runs]
+    outputs = [run.communicate(timeout=1200)[0] for run in runs]
     assert all(run.returncode == 0 for run in runs)
     return [json.loads(line) for output in outputs for line in output.splitlines()]
 

@@ -13,7 +13,7 @@ def run_without(module: str, code: str, folder: Path) -> str:
     """Run `code` in a process in which `module` cannot be imported."""
     hidden = f"import sys; sys.modules[{module!r}] = None\n{code}"
     done = subprocess.run(
-        [sys.executable, "-c", hidden], cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", hidden], cwd=folder, capture_output=True, text=True, check=False, timeout=600
     )
     return done.stdout + done.stderr
 

@@ -230,7 +230,7 @@ def apart(*command: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1200,
         cwd=Path(training_run.__file__).parent,
     )
 

@@ -408,7 +408,7 @@ async def test_a_full_disk_ends_in_a_clear_message_and_the_run_resumes_when_ther
 ) -> None:
     words = (DREAM,)
     cramped = started(folder / "errors", in_a_process, folder, words, 300_000)
-    cramped.join(timeout=300)
+    cramped.join(timeout=1200)
     reported = (folder / "errors").read_text(encoding="utf-8")
     assert cramped.exitcode == 1, reported
     assert re.search(r"StoreError: .*\.pt: cannot write: .*; free some space and run again", reported), (
