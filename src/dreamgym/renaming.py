@@ -18,7 +18,7 @@ from dreamgym.rollouts import PolicyFactory
 from dreamgym.seeding import derive_seed
 from dreamgym.types import Decision, State, Task, Trajectory, Transition
 
-_ID = re.compile(r"(?<![\d.])\d{3,}(?![\d.])")
+_ID = re.compile(r"(?<!\d)(?<!\d\.)\d{3,}(?!\d|\.\d)")
 """A number of three or more digits; shorter ones are counts and prices."""
 
 
