@@ -85,7 +85,6 @@ class Plan:
     learning_rate: float = 7e-4
     matrix_learning_rate: float = 0.01
     return_gamma: float = 0.95
-    exchange_names: bool = True
     real_share: int = 16
     """Audits may take this part of the real steps that practice in reality takes."""
     audits: int = 4
@@ -256,7 +255,6 @@ class Cell:
                 "minibatch_size": plan.minibatch,
                 "micro_tokens": 2048,
             },
-            exchange_names=plan.exchange_names,
             curriculum={"generator": "none"},
             **settings,
         )

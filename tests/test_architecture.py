@@ -35,7 +35,6 @@ COMPOSITION = {
     "prompted_policy",
     "play",
     "rollouts",
-    "renaming",
     "collection",
     "training",
     "evaluation",

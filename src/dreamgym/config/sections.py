@@ -255,9 +255,6 @@ class TrainConfig(Section):
         description="further updates, as a share of those before, over which the rate falls; 0: none, and of "
         "the last two measured policies the one nearer to warm_start_success is the start",
     )
-    exchange_names: bool = Field(
-        False, description="imitate and practise with names and ids exchanged at random (models from scratch)"
-    )
     split: str = Field("train", description="split of the training tasks")
     tasks_from: Literal["data", "environment"] = Field("data", description="environment: needs mode real")
     num_tasks: int | None = Field(None, ge=1, description="number of training tasks; None for all")

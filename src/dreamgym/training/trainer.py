@@ -22,7 +22,6 @@ from dreamgym.files import atomic_directory, write_text
 from dreamgym.models.registry import LanguageModels
 from dreamgym.models.usage import stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
-from dreamgym.renaming import Names, renaming_policies
 from dreamgym.rollouts import CircuitBreaker, GroupSettings, Origin
 from dreamgym.training.agent import Agent, make_agent, make_learner, same_policy
 from dreamgym.training.audit_setup import open_audits
@@ -116,11 +115,6 @@ class _Run:
     def refusals(self) -> tuple[str, ...]:
         return self.spec.refusals if self.spec is not None else ()
 
-    @property
-    def names(self) -> Names:
-        """What the policy practises with other names."""
-        return Names.of(self.offline) if self.config.train.exchange_names else Names()
-
     def report(self, stage: str, done: int, total: int, row: Row | None = None) -> None:
         self.on_progress(Progress(stage=stage, done=done, total=total, row=row or {}))
 
@@ -202,7 +196,7 @@ async def _train_rl(
     loop = Loop(
         tasks=tasks,
         factory=source.factory,
-        make_policy=renaming_policies(agent.policy_factory(run_dir.path.name), run.names),
+        make_policy=agent.policy_factory(run_dir.path.name),
         learner=learner,
         monitors=monitors,
         recorder=recorder,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from dreamgym.config import Config
 from dreamgym.errors import ConfigError
 from dreamgym.protocols import EnvironmentFactory
-from dreamgym.renaming import Names, renamed_copies
 from dreamgym.rollouts import GroupSettings, Origin, run_groups
 from dreamgym.seeding import derive_seed
 from dreamgym.training.agent import Agent
@@ -30,8 +29,6 @@ _SAVE_EVERY = 100
 _CHECK_FROM = 30
 """Updates before the first measurement of success in the dream."""
 _CHECK_TASKS = 64
-_COPIES = 7
-"""Of each recorded success, with other names (`train.exchange_names`)."""
 CHECK = "warm start check"
 """The kind of their rows in the metrics."""
 
@@ -151,9 +148,6 @@ def make_sft(
         successes = random.Random(config.seed).sample(successes, settings.warm_start_successes)
     if config.agent.thought and think is not None:
         successes = [with_thoughts(each, think) for each in successes]
-    if settings.exchange_names:
-        names = Names.of(trajectories)
-        successes = renamed_copies(successes, names, copies=_COPIES, seed=config.seed)
     data = agent.tokenize(successes)
     if not data:
         raise ConfigError(
