@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from itertools import pairwise
 
 from dreamgym.envs.synthetic import SyntheticEnvironment
 from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowledge
 from dreamgym.experience.known_replies import IMAGINED, reply_fact, with_seed
+from dreamgym.experience.recorded_patterns import place_forms
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.experience.support import Evidence, Support, fit_support
 from dreamgym.seeding import derive_seed
-from dreamgym.types import Completion, CompletionRequest, State, Task, WorldSheet
+from dreamgym.types import (
+    Completion,
+    CompletionRequest,
+    Outcome,
+    Provenance,
+    State,
+    Task,
+    Trajectory,
+    Transition,
+    WorldSheet,
+)
 
 TASK = Task(id="t", instruction="Get the nuts.", environment="shop")
 START = State(text="A machine.")
@@ -58,6 +71,52 @@ async def test_a_known_reply_is_repeated_word_for_word() -> None:
     found = await model_of(Script()).predict(TASK, sheet, (), START, "read A")
     assert found.outcome.next_state.text == "Slot A: nuts, price 3."
     assert found.sheet.facts == sheet.facts, "nothing had to be imagined"
+
+
+async def test_a_place_that_a_recording_has_shown_looks_the_same_from_another_side() -> None:
+    seen = "Row 2, column 1. left: ice, down: a hole."
+    sheet = WorldSheet(facts=(reply_fact("Row 1, column 1. left: a wall.", "go down", seen),))
+
+    class Walker(Script):
+        async def complete(self, request: CompletionRequest) -> Completion:
+            where = "Row 2, column 1." if "go right" in request.prompt else "Row 9, column 9."
+            return Completion(text=f"think: \nchange:\nnext: {where} left: fog.\nend: no", logprobs=(-0.1,))
+
+    model = BlackBoxExperienceModel(
+        Walker(),
+        name="test",
+        settings=PromptSettings(facts="replies", demonstrations=0, imagine=False),
+        knowledge=BlackBoxKnowledge(places=frozenset({"Row #, column #."})),
+    )
+    start = State(text="Row 2, column 0. left: a wall.")
+    known = await model.predict(TASK, sheet, (), start, "go right")
+    assert known.outcome.next_state.text == seen
+    unknown = await model.predict(TASK, sheet, (), start, "go up")
+    assert unknown.outcome.next_state.text == "Row 9, column 9. left: fog."
+
+
+def test_first_sentences_name_places_where_texts_that_share_them_are_equal() -> None:
+    def walk(number: int, *texts: str) -> Trajectory:
+        states = [State(text=text) for text in texts]
+        turns = tuple(
+            Transition(
+                state=before,
+                action=f"go {n}",
+                outcome=Outcome(next_state=after, reward=0.0, terminated=False),
+            )
+            for n, (before, after) in enumerate(pairwise(states))
+        )
+        provenance = Provenance(source="real", policy="explore")
+        task = replace(TASK, id=f"t{number}")
+        return Trajectory(
+            id=f"r{number}", task=task, start=states[0], transitions=turns, provenance=provenance
+        )
+
+    rooms = [f"Room {n}. There is a lamp {n * n}." for n in range(4)]
+    walks = [walk(n, *rooms, *reversed(rooms), *rooms) for n in range(3)]
+    assert place_forms(walks) == {"Room #."}
+    changing = [walk(n, *(f"Room 1. The clock shows {hour}." for hour in range(9))) for n in range(3)]
+    assert place_forms(changing) == frozenset()
 
 
 async def test_reasoning_that_did_not_help_on_held_out_recordings_is_left_out_of_the_reply() -> None:

@@ -27,7 +27,13 @@ from dreamgym.experience.known_replies import (
 )
 from dreamgym.experience.model import CachedModel, ModelVerdict, confidence, make_prediction, retrieve
 from dreamgym.experience.recorded_outcomes import Determined
-from dreamgym.experience.recorded_patterns import NoEffect, action_kind, success_form
+from dreamgym.experience.recorded_patterns import (
+    NUMBER,
+    NoEffect,
+    action_kind,
+    first_sentence,
+    success_form,
+)
 from dreamgym.experience.reply_format import (
     ParsedReply,
     PromptSettings,
@@ -114,6 +120,8 @@ class BlackBoxKnowledge:
     """Forms of sentences whose numbers change within episodes."""
     names: frozenset[str] = frozenset()
     """Exchangeable words."""
+    places: frozenset[str] = frozenset()
+    """Forms of first sentences that say which state of a task it is."""
     inert: NoEffect = field(default_factory=NoEffect)
     certain: Determined = field(default_factory=Determined)
     successes: frozenset[str] = frozenset()
@@ -123,6 +131,21 @@ class BlackBoxKnowledge:
     """Whether predictions with reasoning were right more often on held-out recordings."""
     refusal: str = "Nothing happens."
     """The most frequent reply of the recordings that changes nothing."""
+
+    def seen_place(self, text: str, sheet: WorldSheet, history: Sequence[Transition]) -> str:
+        """The text as the recordings of the task or this episode know it, where its first sentence names a
+        place; else the text itself."""
+        first = first_sentence(text)
+        if NUMBER.sub("#", first) not in self.places:
+            return text
+        known = {
+            each
+            for fact in known_replies(sheet, history)
+            if fact[0] != IMAGINED
+            for each in (fact[1], fact[3])
+            if first_sentence(each) == first
+        }
+        return known.pop() if len(known) == 1 else text
 
     def context(
         self, history: Sequence[Transition], state: str
@@ -189,6 +212,9 @@ class BlackBoxExperienceModel:
         selected = replace(selected, counts=newest_counts(counters, past, now))
         text = black_box_prompt(*(task, selected, past, now, action, demonstrations), settings=self._settings)
         reply = await self._ask(text, references(selected, now, demonstrations))
+        if self._settings.sheet and not reply.terminated:
+            place = self._knowledge.seen_place(reply.next_state, sheet, turns)
+            reply = replace(reply, next_state=place)
         form = success_form(action, reply.next_state, self._knowledge.names)
         if reply.success and form not in self._knowledge.successes:
             reply = replace(reply, success=False, terminated=False)  # no recorded success ended like this

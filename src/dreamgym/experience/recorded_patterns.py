@@ -18,6 +18,8 @@ _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 _MIN_PAIRS = 5
 _PERSISTENT = 0.95
 """Share of equal replies in different states from which the replies to a kind of action are persistent."""
+_SAME_PLACE = 0.98
+"""Share of equal texts from which a first sentence names a place."""
 _FREQUENT, _EQUAL = 0.1, 0.6
 """Share of the tasks that know a reply without effect, and of equal replies before and after it."""
 
@@ -144,6 +146,35 @@ def persistent_kinds(trajectories: Iterable[Trajectory]) -> frozenset[str]:
     return frozenset(
         kind for kind, count in pairs.items() if count >= _MIN_PAIRS and equal[kind] >= _PERSISTENT * count
     )
+
+
+def place_forms(trajectories: Iterable[Trajectory]) -> frozenset[str]:
+    """Forms of first sentences that say which state of a task it is: in one task, texts that begin with the
+    same sentence are the same. A place that was seen once is known from every side.
+
+    Counted over states that were reached by different actions or from different states, where the first
+    sentence has a number and the text goes on after it.
+    """
+    texts: dict[tuple[str, str], dict[tuple[str, str], str]] = defaultdict(dict)
+    for trajectory in trajectories:
+        for step in trajectory.transitions:
+            text = step.outcome.next_state.text
+            first, *rest = split_sentences(text) or [""]
+            if rest and NUMBER.search(first) and not step.outcome.over:
+                texts[trajectory.task.id, first][step.state.text, step.action] = text
+    pairs: Counter[str] = Counter()
+    equal: Counter[str] = Counter()
+    for (_, first), found in texts.items():
+        for one, other in pairwise(found.values()):
+            pairs[NUMBER.sub("#", first)] += 1
+            equal[NUMBER.sub("#", first)] += one == other
+    return frozenset(
+        form for form, count in pairs.items() if count >= _MIN_PAIRS and equal[form] >= _SAME_PLACE * count
+    )
+
+
+def first_sentence(text: str) -> str:
+    return next(iter(split_sentences(text)), "")
 
 
 def counter_forms(trajectories: Iterable[Trajectory], inert: Collection[str] = ()) -> frozenset[str]:

@@ -27,6 +27,7 @@ from dreamgym.experience.recorded_patterns import (
     counter_forms,
     no_effect,
     persistent_kinds,
+    place_forms,
     success_forms,
 )
 from dreamgym.experience.support import Evidence, Support, fit_support, kinds_seen
@@ -104,6 +105,7 @@ def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
         persistent=persistent_kinds(recorded),
         counters=counter_forms(recorded, inert.replies),
         names=names,
+        places=place_forms(recorded),
         inert=inert,
         certain=determined(recorded, inert),
         successes=success_forms(recorded, names),
@@ -201,6 +203,7 @@ def save_knowledge(
         "persistent": sorted(knowledge.persistent),
         "counters": sorted(knowledge.counters),
         "names": sorted(knowledge.names),
+        "places": sorted(knowledge.places),
         "inert": {"replies": sorted(knowledge.inert.replies), "kinds": sorted(knowledge.inert.kinds)},
         "determined": {
             "lengths": dict(sorted(knowledge.certain.lengths.items())),
@@ -224,6 +227,7 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
             persistent=frozenset(map(str, stored["persistent"])),
             counters=frozenset(map(str, stored["counters"])),
             names=frozenset(map(str, stored["names"])),
+            places=frozenset(map(str, stored.get("places", ()))),
             inert=NoEffect(
                 **{name: frozenset(map(str, stored["inert"][name])) for name in ("replies", "kinds")}
             ),
