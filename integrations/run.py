@@ -28,12 +28,16 @@ NOTES = {
     "openenv": "server, client, validator and checker over loopback",
     "skyrl": "skyrl-gym's registry and base class; SkyRL's trainer needs CUDA and is not started",
     "trl": "GRPOTrainer trains in the dream on a CPU, judged in the real environment",
+    "verifiers": "vf-eval with a scripted and a tiny model; prime-rl needs CUDA and is not started",
+    "verl": "verl's worker, dataset, advantages and loss; its servers and trainer need CUDA",
 }
 PACKAGES = {
     "mcp": ("mcp", "mcp-server-time", "mcp-server-git"),
     "openenv": ("openenv", "websockets"),
     "skyrl": ("skyrl-gym",),
     "trl": ("trl", "transformers", "torch"),
+    "verifiers": ("verifiers", "torch"),
+    "verl": ("verl", "transformers", "torch"),
 }
 
 
@@ -96,12 +100,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"some of {', '.join(NOTES)}; default: all")
     parser.add_argument("--python", type=Path, help="use this Python instead of a virtual environment")
     options = parser.parse_args()
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = 0
     for name in options.names or list(NOTES):
-        known[name] = run(name, options.python or prepare(name))
-        failed += known[name]["failures"] + known[name]["errors"]
-        RESULTS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+        found = run(name, options.python or prepare(name))
+        failed += found["failures"] + found["errors"]
+        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}  # another run may have written
+        RESULTS.write_text(json.dumps(known | {name: found}, indent=2, sort_keys=True) + "\n")
     return 1 if failed else 0
 
 

@@ -69,6 +69,8 @@ NOT_RUN = {
     "dreamgym models serve": "serves until it is stopped; tests/models/test_serve.py starts it",
     "dreamgym buffer compact replay.sqlite --embedder": "PATH stands for a folder of weights",
     "python -m dreamgym.learning.shipped": "replaces the weights that are shipped",
+    "python -m verl": "needs CUDA; integrations/verl composes its settings",
+    "vf-eval": "needs verifiers; integrations/verifiers runs it",
     "python benchmarks/": "measures for minutes to hours; its options are parsed",
 }
 TRAIN = "--steps 1 --model nano --set train.warm_start_steps=2 --set train.tasks_per_step=2"

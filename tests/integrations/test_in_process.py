@@ -126,6 +126,26 @@ async def test_synchronous_calls_work_inside_another_event_loop_and_from_many_th
         await each.aclose()
 
 
+async def test_an_episode_that_a_trainer_gives_up_does_not_count_and_a_failed_one_is_raised() -> None:
+    episodes = Episodes(FACTORY)
+    for finished in (True, False):
+        await episodes.areset(index=0)
+        await episodes.astep("look")
+        episodes.check()
+        await episodes.aclose(finished=finished)
+    assert {name: episodes.served.counts[f"{name}_real"] for name in ("started", "finished", "dropped")} == {
+        "started": 2,
+        "finished": 1,
+        "dropped": 1,
+    }
+    failing = Episodes(Slow(0.0, failing=True))
+    await failing.areset(index=0)
+    await failing.astep("look")
+    with pytest.raises(EpisodeFailedError) as failed:
+        failing.check()
+    assert failed.value.kind is FailureKind.TIMEOUT
+
+
 def _play_in_a_child(results: Any) -> None:
     results.put(DreamGymEnv(FACTORY).reset(seed=0)[0])
 

@@ -103,6 +103,11 @@ class Episodes:
     def failure(self) -> str | None:
         return None if self.state.failure is None else str(self.state.failure)
 
+    def check(self) -> None:
+        """Raise what ended the episode, if it failed."""
+        if self.state.failure is not None:
+            raise EpisodeFailedError(self.state.failure, self.state.failure_message or "")
+
     def tasks(self, split: str | None = None) -> Sequence[Task]:
         return loop_thread().call(self._tasks(split))
 
@@ -128,8 +133,9 @@ class Episodes:
         """As `step`, from another event loop."""
         return await loop_thread().acall(self.astep_here(action))
 
-    async def aclose(self) -> None:
-        await loop_thread().acall(self._session.aclose(finished=True))
+    async def aclose(self, *, finished: bool = True) -> None:
+        """End the episode from another event loop; unless `finished`, its results do not count."""
+        await loop_thread().acall(self._session.aclose(finished=finished))
 
     async def aclose_here(self) -> None:
         await self._session.aclose(finished=True)
