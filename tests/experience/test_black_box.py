@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from dreamgym.envs.synthetic import SyntheticEnvironment
+from dreamgym.experience.action_forms import ActionForms, action_forms
 from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowledge
 from dreamgym.experience.known_replies import IMAGINED, reply_fact, with_seed
 from dreamgym.experience.recorded_patterns import place_forms
@@ -229,3 +230,72 @@ def test_a_fitted_score_separates_right_predictions_from_wrong_ones() -> None:
 def test_too_few_errors_leave_the_models_own_confidence_as_the_score() -> None:
     evidence = Evidence(confidence=0.7, here=True, known=True, similarity=0.5, seen=50)
     assert fit_support([(evidence, True)] * 20, Support().seen).score(evidence) == 0.7
+
+
+def recorded(number: int, *turns: tuple[str, str]) -> Trajectory:
+    steps = tuple(
+        Transition(
+            state=START,
+            action=action,
+            outcome=Outcome(next_state=State(text=text), reward=0.0, terminated=False),
+        )
+        for action, text in turns
+    )
+    task, provenance = replace(TASK, id=f"t{number}"), Provenance(source="real", policy="explore")
+    return Trajectory(id=f"r{number}", task=task, start=START, transitions=steps, provenance=provenance)
+
+
+NO_SLOT, CANNOT = "There is no such slot.", "You cannot do that."
+
+
+def test_actions_of_a_form_that_no_recording_shows_with_an_effect_are_refused() -> None:
+    seen = [
+        recorded(
+            n, ("press A", "It hums."), (f"press {word}", NO_SLOT), (word, CANNOT), ("take nuts", "Taken.")
+        )
+        for n, word in enumerate(("tray", "slot", "the", "coin", "hum", "door"))
+    ]
+    forms = action_forms(seen, {"nuts", "gum"}, {NO_SLOT, CANNOT})
+    assert forms.refusal("press A", {"nuts", "gum"}) is None
+    assert forms.refusal("take gum", {"nuts", "gum"}) is None, "another name of the same form"
+    assert forms.refusal("press press", {"nuts", "gum"}) == NO_SLOT
+    assert forms.refusal("press gum", {"nuts", "gum"}) == NO_SLOT
+    assert forms.refusal("dance", {"nuts", "gum"}) == CANNOT
+
+
+def test_where_any_words_have_an_effect_unknown_words_are_left_to_the_model() -> None:
+    seen = [recorded(n, (f"search {word}", f"Found {word}.")) for n, word in enumerate("abcdefgh")]
+    assert action_forms(seen, (), ()).refusal("search red shoes", ()) is None
+
+
+async def test_an_unknown_action_is_refused_without_a_request_and_earns_nothing() -> None:
+    script = Script(end="success")
+    model = BlackBoxExperienceModel(
+        script,
+        name="test",
+        settings=PromptSettings(facts="replies", demonstrations=0, imagine=False),
+        knowledge=BlackBoxKnowledge(forms=ActionForms(closed={"": CANNOT})),
+    )
+    found = await model.predict(TASK, WorldSheet(facts=()), (), START, "take the")
+    assert found.refused
+    assert (found.outcome.next_state.text, found.outcome.reward, found.outcome.success) == (
+        CANNOT,
+        0.0,
+        False,
+    )
+    assert not script.prompts
+
+
+async def test_a_success_with_another_name_than_the_task_asks_for_is_not_granted() -> None:
+    for product, granted in (("nuts", True), ("gum", False)):
+        model = BlackBoxExperienceModel(
+            Script(end="success"),
+            name="test",
+            settings=PromptSettings(facts="replies", demonstrations=0, imagine=False, min_support=0.0),
+            knowledge=BlackBoxKnowledge(
+                names=frozenset({"nuts", "gum"}), successes=frozenset({"take/2 => You take the $."})
+            ),
+        )
+        sheet = WorldSheet(facts=(reply_fact(START.text, f"take {product}", f"You take the {product}."),))
+        found = await model.predict(TASK, sheet, (), START, f"take {product}")
+        assert found.outcome.success is granted

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dreamgym.experience.action_forms import ActionForms
 from dreamgym.experience.known_replies import (
     IMAGINED,
     Selected,
@@ -64,6 +65,8 @@ _REPLIES = 3
 _NO_REASONING = "think: \nchange:\n"
 UNSUPPORTED = "unsupported"
 """`reward_source` of a prediction below the bound."""
+UNKNOWN_ACTION = "unknown action"
+"""`reward_source` of a refusal of an action that the environment does not know (`action_forms`)."""
 
 
 def black_box_prompt(
@@ -122,6 +125,7 @@ class BlackBoxKnowledge:
     """Exchangeable words."""
     places: frozenset[str] = frozenset()
     """Forms of first sentences that say which state of a task it is."""
+    forms: ActionForms = field(default_factory=ActionForms)
     inert: NoEffect = field(default_factory=NoEffect)
     certain: Determined = field(default_factory=Determined)
     successes: frozenset[str] = frozenset()
@@ -203,6 +207,8 @@ class BlackBoxExperienceModel:
             if known is not None:
                 refused = known.next_state.text in self._refusals
                 return Prediction(outcome=known, sheet=sheet, refused=refused)
+        if (text := self._knowledge.forms.refusal(action, self._knowledge.names)) is not None:
+            return _refused(text, sheet)
         demonstrations = await retrieve(self._retriever, task, state, action, k=self._settings.demonstrations)
         counters = self._knowledge.counters
         selected = recorded = select(known_replies(sheet, turns), now, action, counters)
@@ -215,7 +221,7 @@ class BlackBoxExperienceModel:
         if self._settings.sheet and not reply.terminated:
             place = self._knowledge.seen_place(reply.next_state, sheet, turns)
             reply = replace(reply, next_state=place)
-        form = success_form(action, reply.next_state, self._knowledge.names)
+        form = success_form(action, reply.next_state, self._knowledge.names, task.instruction)
         if reply.success and form not in self._knowledge.successes:
             reply = replace(reply, success=False, terminated=False)  # no recorded success ended like this
         prediction = await make_prediction(
@@ -301,3 +307,17 @@ class BlackBoxExperienceModel:
             info={**info, "supported": True},  # what was not supported did not happen
         )
         return replace(prediction, outcome=refused, refused=True)
+
+
+def _refused(text: str, sheet: WorldSheet) -> Prediction:
+    """An action whose form the environment does not know."""
+    info = {"support": 1.0, "supported": True}
+    outcome = Outcome(
+        next_state=State(text=text),
+        reward=0.0,
+        terminated=False,
+        confidence=1.0,
+        reward_source=UNKNOWN_ACTION,
+        info=info,
+    )
+    return Prediction(outcome=outcome, sheet=sheet, refused=True)

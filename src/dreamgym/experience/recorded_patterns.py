@@ -197,15 +197,24 @@ def counter_forms(trajectories: Iterable[Trajectory], inert: Collection[str] = (
 def success_forms(trajectories: Iterable[Trajectory], names: Collection[str]) -> frozenset[str]:
     """How recorded successes ended: kinds of action with the forms of their replies."""
     return frozenset(
-        success_form(step.action, step.outcome.next_state.text, names)
+        success_form(step.action, step.outcome.next_state.text, names, trajectory.task.instruction)
         for trajectory in trajectories
         for step in trajectory.transitions
         if step.outcome.success
     )
 
 
-def success_form(action: str, reply: str, names: Collection[str]) -> str:
-    return f"{action_kind(action)} => {reply_form(reply, names)}"
+def success_form(action: str, reply: str, names: Collection[str], instruction: str) -> str:
+    """Words that the task names are ``$``, so that another product than the one it asks for is no success.
+
+    >>> success_form("take nuts", "You take the nuts.", {"nuts", "gum"}, "Get nuts.")
+    'take/2 => You take the $.'
+    >>> success_form("take nuts", "You take the nuts.", {"nuts", "gum"}, "Get gum.")
+    'take/2 => You take the *.'
+    """
+    wanted = set(names).intersection(split_words(instruction))
+    marked = _WORD.sub(lambda found: "$" if found[0] in wanted else found[0], reply)
+    return f"{action_kind(action)} => {reply_form(marked, names)}"
 
 
 def reply_form(text: str, names: Collection[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from dreamgym.config import HF_PREFIX, Config
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import DataError, EpisodeFailedError
+from dreamgym.experience.action_forms import ActionForms, action_forms
 from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowledge
 from dreamgym.experience.dataset import held_out
 from dreamgym.experience.exchangeable import exchangeable_words
@@ -106,6 +107,7 @@ def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
         counters=counter_forms(recorded, inert.replies),
         names=names,
         places=place_forms(recorded),
+        forms=action_forms(recorded, names, inert.replies),
         inert=inert,
         certain=determined(recorded, inert),
         successes=success_forms(recorded, names),
@@ -204,6 +206,11 @@ def save_knowledge(
         "counters": sorted(knowledge.counters),
         "names": sorted(knowledge.names),
         "places": sorted(knowledge.places),
+        "forms": {
+            "effective": sorted(knowledge.forms.effective),
+            "refused": dict(sorted(knowledge.forms.refused.items())),
+            "closed": dict(sorted(knowledge.forms.closed.items())),
+        },
         "inert": {"replies": sorted(knowledge.inert.replies), "kinds": sorted(knowledge.inert.kinds)},
         "determined": {
             "lengths": dict(sorted(knowledge.certain.lengths.items())),
@@ -227,7 +234,14 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
             persistent=frozenset(map(str, stored["persistent"])),
             counters=frozenset(map(str, stored["counters"])),
             names=frozenset(map(str, stored["names"])),
-            places=frozenset(map(str, stored.get("places", ()))),
+            places=frozenset(map(str, stored["places"])),
+            forms=ActionForms(
+                effective=frozenset(map(str, stored["forms"]["effective"])),
+                **{
+                    name: {str(form): str(text) for form, text in stored["forms"][name].items()}
+                    for name in ("refused", "closed")
+                },
+            ),
             inert=NoEffect(
                 **{name: frozenset(map(str, stored["inert"][name])) for name in ("replies", "kinds")}
             ),
@@ -237,7 +251,7 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
             ),
             successes=frozenset(map(str, stored["successes"])),
             refusal=str(stored["refusal"]),
-            reasoning=bool(stored.get("reasoning", True)),
+            reasoning=bool(stored["reasoning"]),
             support=Support(
                 weights=tuple(map(float, stored["weights"])),
                 seen=Counter({str(kind): int(count) for kind, count in stored["seen"].items()}),
