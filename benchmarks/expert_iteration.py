@@ -1,14 +1,15 @@
-"""Expert iteration in the real ALFWorld against further imitation, from where imitation saturates.
+"""Expert iteration in ALFWorld and in its dream against further imitation, from where imitation saturates.
 
     python benchmarks/expert_iteration.py --seeds 0
     python benchmarks/expert_iteration.py --table
 
 It needs the finished cells of `imitation.py` with the same seed and selects its start among them (`choose`):
-once, with the first seed, for all seeds. After an evaluation of the start itself there are three arms:
+once, with the first seed, for all seeds. After an evaluation of the start itself there are four arms:
 
     ei           plays groups of 4 episodes and imitates the shortest success of each group
     imitation    plays nothing and imitates the demonstrations of the start further
     unfiltered   as ei, but imitates a random member of each group: measures the filter by success
+    ei-dream     as ei, but plays in the dream of the experience model that the start began from
 
 A round has the same number of updates, trajectories per update and learning rates in each arm; the rates fall
 in each round. Refused turns are context and not trained. The episodes of the last rounds are pooled. Training
@@ -52,7 +53,7 @@ from dreamgym.training.run_dir import RunDir
 from imitation import ALL, demonstrations, examples_of, round_robin
 
 START = "start"
-ARMS = ("ei", "imitation", "unfiltered")
+ARMS = ("ei", "imitation", "unfiltered", "ei-dream")
 BAND = (0.30, 0.60)
 """Success on valid_seen: below, rollouts hold few successes; above, there is little to gain."""
 
@@ -179,12 +180,19 @@ def training_tasks(data: str, seed: int) -> list[dg.Task]:
     return round_robin(tasks, lambda task: task.family)
 
 
+def practice_environment(arm: str, plan: Plan, experience: Path) -> Any:
+    """The real environment, or the dream of the arm's experience model."""
+    if arm == "ei-dream":
+        return dg.Dream.load(experience, horizon=plan.practice_horizon)
+    return dg.make("alfworld", horizon=plan.practice_horizon, processes=plan.engines)
+
+
 async def play_round(
-    agent: dg.Agent, arm: str, round_: int, seed: int, plan: Plan, tasks: Sequence[dg.Task]
+    agent: dg.Agent, arm: str, round_: int, seed: int, plan: Plan, tasks: Sequence[dg.Task], experience: Path
 ) -> tuple[list[dg.Trajectory], dict[str, Any]]:
     """The selected episodes of a round, and its metrics."""
     numbers = range(round_ * plan.tasks, (round_ + 1) * plan.tasks)
-    factory = dg.make("alfworld", horizon=plan.practice_horizon, processes=plan.engines)
+    factory = practice_environment(arm, plan, experience)
     try:
         report = await dg.rollout(
             agent.policy_factory(f"{arm}-{round_}", temperature=plan.practice_temperature),
@@ -202,7 +210,7 @@ async def play_round(
     turns = [turn for each in episodes for turn in each.transitions]
     return selected, {
         "episodes": report.episodes,
-        "real_steps": report.steps,
+        "imagined_steps" if arm == "ei-dream" else "real_steps": report.steps,
         "dropped_groups": len(report.dropped),
         "success": sum(each.success for each in episodes) / max(1, len(episodes)),
         "refused_turns": sum(map(is_refused, turns)) / max(1, len(turns)),
@@ -220,7 +228,9 @@ async def measure(arm: str, seed: int, plan: Plan, imitation: Path, runs: Path, 
     """Run or resume a cell; the arm ``start`` only evaluates the start."""
     choice, origin = find_start(imitation, seed, results)
     name, start = cell_name(arm, seed), f"{origin['run']}@{origin['updates']}"
-    config = run_config(origin["config"]["agent"]["model"], runs / name, seed, plan.data)
+    model = origin["config"]["agent"]["model"]
+    config = run_config(model, runs / name, seed, plan.data)
+    experience = Path(model.removeprefix("hf:")).parent
     identity = {
         "cell": name,
         "environment": "alfworld",
@@ -240,7 +250,7 @@ async def measure(arm: str, seed: int, plan: Plan, imitation: Path, runs: Path, 
     with RunDir.open(config) as run:
         async with open_agent(config) as agent:
             agent.restore(RunDir(Path(origin["run"])).policy_weights(origin["updates"]))
-            await _Cell(arm, seed, plan, run, agent, result).run_all()
+            await _Cell(arm, seed, plan, run, agent, result, experience).run_all()
     log(f"{name}: done in {result.values['seconds'] / 60:.1f} minutes")
 
 
@@ -252,6 +262,8 @@ class _Cell:
     run: RunDir
     agent: dg.Agent
     result: Result
+    experience: Path
+    """Run of the experience model."""
 
     async def run_all(self) -> None:
         rounds, unseen = self.result.values["rounds"], self.result.values["unseen"]
@@ -294,7 +306,9 @@ class _Cell:
         """The pooled examples up to this round; pickled, since trajectory files hold no tokens."""
         path = self.run.path / f"round-{round_}.pickle"
         if not path.exists():
-            found = await play_round(self.agent, self.arm, round_, self.seed, self.plan, tasks)
+            found = await play_round(
+                self.agent, self.arm, round_, self.seed, self.plan, tasks, self.experience
+            )
             with atomic_write(path) as partial:
                 partial.write_bytes(pickle.dumps(found))
         pool = range(max(0, round_ - self.plan.pooled + 1), round_ + 1)
@@ -337,11 +351,13 @@ def table(results: Path) -> str:
     cells = {(each["method"], each["seed"]): each for each in read_results(results)}
     lines = [
         "| arm | seed | T | valid_unseen | less start | less further imitation | less unfiltered |"
-        " real steps | minutes |",
-        "|" + "---|" * 9,
+        " real steps | imagined steps | minutes |",
+        "|" + "---|" * 10,
     ]
     for (arm, seed), cell in sorted(cells.items(), key=lambda each: (each[0][1], each[0][0])):
-        steps = sum(each.get("real_steps", 0) for each in cell["rounds"])
+        steps, imagined = (
+            sum(each.get(kind, 0) for each in cell["rounds"]) for kind in ("real_steps", "imagined_steps")
+        )
         for row in cell["unseen"]:
             gains = [
                 "–" if other == arm else difference(row, cells.get((other, seed)))
@@ -349,7 +365,7 @@ def table(results: Path) -> str:
             ]
             lines.append(
                 f"| {arm} | {seed} | {row['temperature']:g} | {interval(row['of_all'])} | "
-                f"{' | '.join(gains)} | {steps:,} | {cell['seconds'] / 60:.0f} |"
+                f"{' | '.join(gains)} | {steps:,} | {imagined:,} | {cell['seconds'] / 60:.0f} |"
             )
     return "\n".join(lines)
 

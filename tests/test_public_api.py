@@ -10,7 +10,7 @@ import pytest
 
 import dreamgym
 
-LEARNERS = ("GRPO", "PPO", "SFT", "DPO")
+LEARNERS = ("GRPO", "PPO", "ExpertIteration", "SFT", "DPO")
 
 
 def test_every_public_name_is_listed_once_and_has_a_module() -> None:

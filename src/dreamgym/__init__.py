@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from dreamgym.replay.buffer import ReplayBuffer
     from dreamgym.rl.dpo import DPO
+    from dreamgym.rl.expert_iteration import ExpertIteration
     from dreamgym.rl.grpo import GRPO
     from dreamgym.rl.ppo import PPO
     from dreamgym.rl.sft import SFT
@@ -78,6 +79,7 @@ _MODULES = {
     ),
     "replay.buffer": ("ReplayBuffer",),
     "rl.dpo": ("DPO",),
+    "rl.expert_iteration": ("ExpertIteration",),
     "rl.grpo": ("GRPO",),
     "rl.ppo": ("PPO",),
     "rl.sft": ("SFT",),
@@ -107,7 +109,8 @@ __all__ = [  # noqa: RUF022 - by subject
     "Environment", "EnvironmentFactory", "EnvironmentSpec", "HasWorldSheet", "HasExpert", "Policy",
     "LanguageModel", "ExperienceModel", "Annotator", "Grader", "Embedder", "Retriever",
     # parts of the loop
-    "Agent", "Dream", "TaskPool", "GRPO", "PPO", "SFT", "DPO", "ReplayBuffer", "Config",
+    "Agent", "Dream", "TaskPool", "GRPO", "PPO", "ExpertIteration", "SFT", "DPO", "ReplayBuffer",
+    "Config",
     # functions
     "make", "register", "as_environment", "check_environment", "learn", "collect", "ingest", "fine_tune",
     "rollout", "evaluate", "train", "audit", "reward_entropy", "load_config", "load_experience_model",

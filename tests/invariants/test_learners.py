@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dreamgym.config import AgentConfig
 from dreamgym.models.local.language_model import LocalLanguageModel
+from dreamgym.rl.expert_iteration import ExpertIteration
 from dreamgym.rl.grpo import GRPO
 from dreamgym.rl.optimizers import TrainableModel, Updating
 from dreamgym.rl.policy_gradient import PolicyGradient
@@ -22,7 +23,7 @@ from dreamgym.testing import CorridorFactory
 from dreamgym.types import RolloutGroup
 from tests.rl.echo_environment import CHOOSING, TOKENIZER, after, mean_return, nano_model, play
 
-ALGORITHMS = ("grpo", "ppo")
+ALGORITHMS = ("grpo", "ppo", "expert_iteration")
 WANDERING = AgentConfig(show_actions="never", max_tokens=3)
 
 
@@ -31,6 +32,8 @@ def learner(
 ) -> PolicyGradient:
     if algorithm == "grpo":
         return GRPO(TrainableModel(model, updating), **settings)
+    if algorithm == "expert_iteration":
+        return ExpertIteration(TrainableModel(model, updating), **settings)
     return PPO(TrainableModel(model, updating), next_prompt=after(agent), **settings)
 
 
@@ -46,7 +49,7 @@ async def recorded(agent: AgentConfig = CHOOSING, **changes: Any) -> list[Rollou
 def _with_different_returns(group: RolloutGroup) -> RolloutGroup:
     first, *others = group.trajectories
     last = first.transitions[-1]
-    rewarded = replace(last, outcome=replace(last.outcome, reward=1.5))
+    rewarded = replace(last, outcome=replace(last.outcome, reward=1.5, success=True))
     first = replace(first, transitions=(*first.transitions[:-1], rewarded))
     return replace(group, trajectories=(first, *others))
 

@@ -50,7 +50,9 @@ def train_command(
         ),
     ] = None,
     mode: Annotated[str | None, typer.Option(help="Train in the dream or in the real environment.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="grpo, ppo, or dpo (on recorded pairs only).")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="grpo, ppo, expert_iteration, or dpo (on recorded pairs only).")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="nano, tiny or small, or hf:NAME_OR_PATH.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     sim_to_real: Annotated[

@@ -179,10 +179,12 @@ class AgentConfig(Section):
 
 
 class LearnerConfig(Section):
-    """How rollout groups change the weights: GRPO, PPO, SFT and DPO take this section as it is."""
+    """How rollout groups change the weights: all learners take this section as it is."""
 
-    algorithm: Literal["grpo", "ppo", "dpo"] = Field(
-        "grpo", description="dpo: no rollouts, only pairs of a recorded success and failure on one task"
+    algorithm: Literal["grpo", "ppo", "expert_iteration", "dpo"] = Field(
+        "grpo",
+        description="expert_iteration: imitate own successes; dpo: no rollouts, only pairs of a recorded "
+        "success and failure on one task",
     )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
     muon_lr: float | None = Field(None, gt=0, description="of Muon for weight matrices (models from scratch)")
@@ -208,6 +210,11 @@ class LearnerConfig(Section):
     scale_by_std: bool = Field(True, description="GRPO: divide advantages by the group's standard deviation")
     refusal_penalty: float = Field(0.0, ge=0, description="subtracted from the reward of a refused turn")
     negative_advantage_weight: float = Field(1.0, ge=0, description="0: only positive advantages (RAFT++)")
+    mask_refused_turns: bool | None = Field(
+        None,
+        description="a refused turn gets no positive advantage and is not imitated; None: only in expert "
+        "iteration",
+    )
     return_gamma: float = Field(
         1.0, gt=0, le=1, description="GRPO: discount per turn of a return; below 1 a short success earns more"
     )
@@ -215,6 +222,15 @@ class LearnerConfig(Section):
     gae_lambda: float = Field(0.95, ge=0, le=1, description="PPO: the λ of GAE")
     value_coef: float = Field(0.5, ge=0, description="PPO: weight of the value loss")
     value_clip: float | None = Field(0.2, gt=0, description="PPO: clipping range of values; None: none")
+    value_lr: float | None = Field(
+        None, gt=0, description="PPO: learning rate of the value head; None: learning_rate"
+    )
+    selection: Literal["shortest_success", "random"] = Field(
+        "shortest_success", description="expert iteration: the member of each rollout group to imitate"
+    )
+    pooled_steps: int = Field(
+        4, ge=1, description="expert iteration: imitate the selected episodes of this many steps together"
+    )
     beta: float = Field(0.1, gt=0, description="DPO: strength of the pull to the initial policy")
 
 

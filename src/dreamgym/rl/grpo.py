@@ -49,7 +49,10 @@ class GRPO(PolicyGradient):
         if old_logprobs is None and not one_update:
             old_logprobs = self._all_logprobs(self._logprobs, packed)
         return TrainingBatch(
-            packed=packed, advantages=advantages.to(self._logprobs.device), old_logprobs=old_logprobs
+            packed=packed,
+            advantages=advantages.to(self._logprobs.device),
+            old_logprobs=old_logprobs,
+            refused=self._refused_tokens(trajectories, packed),
         )
 
     def _returns(self, group: RolloutGroup) -> Tensor:

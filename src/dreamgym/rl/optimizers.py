@@ -259,11 +259,14 @@ class ModelOptimizer:
         matrices: list[Tensor] = []
         if config.muon_lr is not None:
             matrices = [p for name, p in self._weights.items() if p.ndim == 2 and "embed" not in name]
-        known = set(map(id, matrices))
+        head = list(self._value_head.values()) if config.value_lr is not None else []
+        known = {id(parameter) for parameter in (*matrices, *head)}
         rest = [parameter for parameter in self._parameters if id(parameter) not in known]
         made: list[tuple[torch.optim.Optimizer, float]] = []
         if rest:
             made.append((torch.optim.AdamW(rest, betas=_BETAS, weight_decay=0.0), config.learning_rate))
+        if head and config.value_lr is not None:
+            made.append((torch.optim.AdamW(head, betas=_BETAS, weight_decay=0.0), config.value_lr))
         if matrices and config.muon_lr is not None:
             made.append((Muon(matrices), config.muon_lr))
         return made

@@ -83,11 +83,18 @@ def pack(
     """With `next_prompt`, truncated trajectories get a bootstrap value of the state they ended in."""
     batch = PackedBatch()
     for trajectory in trajectories:
-        completions = [_exact(trajectory, turn) for turn in range(len(trajectory.transitions))]
         masks = [loss_mask is None or loss_mask(transition) for transition in trajectory.transitions]
-        sequences = _add_episode(batch, zip(completions, masks, strict=True))
+        sequences = _add_episode(batch, zip(exact_tokens(trajectory), masks, strict=True))
         if next_prompt is not None and trajectory.transitions[-1].outcome.truncated:
             _add_bootstrap(batch, sequences, list(next_prompt(trajectory)))
+    return batch
+
+
+def pack_turns(episodes: Iterable[Iterable[tuple[Completion, bool]]]) -> PackedBatch:
+    """Packs episodes given as the tokens of their turns, and whether each is trained."""
+    batch = PackedBatch()
+    for turns in episodes:
+        _add_episode(batch, turns)
     return batch
 
 
@@ -98,6 +105,11 @@ def pack_replies(examples: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Pac
         completion = Completion(text="", prompt_token_ids=tuple(prompt), token_ids=tuple(reply))
         _add_episode(batch, [(completion, True)])
     return batch
+
+
+def exact_tokens(trajectory: Trajectory) -> list[Completion]:
+    """Of every turn."""
+    return [_exact(trajectory, turn) for turn in range(len(trajectory.transitions))]
 
 
 def _exact(trajectory: Trajectory, turn: int) -> Completion:

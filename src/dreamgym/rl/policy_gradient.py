@@ -41,6 +41,8 @@ class TrainingBatch:
     values: Tensor | None = None
     """`(turns,)`: from the value head before the update."""
     value_targets: Tensor | None = None
+    refused: Tensor | None = None
+    """`(tokens,)`: whether the turn of a token was refused."""
 
 
 def learner_config(config: LearnerConfig | None, overrides: Mapping[str, Any]) -> LearnerConfig:
@@ -51,6 +53,9 @@ def learner_config(config: LearnerConfig | None, overrides: Mapping[str, Any]) -
 
 class PolicyGradient(ABC):
     """The role `protocols.Learner`, over weights that a language model may be serving."""
+
+    _unused = frozenset({"selection", "pooled_steps"})
+    """Settings that do not change what this learner does."""
 
     def __init__(
         self,
@@ -92,7 +97,7 @@ class PolicyGradient(ABC):
         }
         batch = self._prepare(groups)
         if batch is not None:
-            batch.advantages = losses.weigh_negative(batch.advantages, self.config.negative_advantage_weight)
+            batch.advantages = self._weigh(batch)
             metrics |= {"tokens": batch.packed.tokens, "turns": batch.packed.turns}
             metrics |= self._train(batch)
         self.steps += 1
@@ -112,12 +117,28 @@ class PolicyGradient(ABC):
     def _value_loss(self, batch: TrainingBatch, found: TokenLogProbs, share: float) -> Loss | None:
         return None
 
+    def _refused(self, trajectory: Trajectory) -> list[bool]:
+        """Per turn."""
+        return [turn.outcome.next_state.text in self._refusals for turn in trajectory.transitions]
+
+    def _refused_tokens(self, trajectories: Sequence[Trajectory], packed: PackedBatch) -> Tensor:
+        """`(tokens,)`"""
+        of_turn = torch.zeros(packed.turn_count, dtype=torch.bool)
+        for trajectory, turns in zip(trajectories, packed.turn_ranges, strict=True):
+            of_turn[turns.start : turns.stop] = torch.tensor(self._refused(trajectory))
+        of_token = of_turn[torch.tensor(packed.turn_of_token, dtype=torch.long)]
+        return of_token.to(self._logprobs.device)
+
+    def _weigh(self, batch: TrainingBatch) -> Tensor:
+        """Advantages after the settings that treat positive and negative ones differently."""
+        advantages = losses.weigh_negative(batch.advantages, self.config.negative_advantage_weight)
+        if self.config.mask_refused_turns and batch.refused is not None:
+            advantages = advantages.masked_fill(batch.refused & (advantages > 0), 0.0)
+        return advantages
+
     def _penalties(self, trajectory: Trajectory) -> list[float]:
         """Per turn, for being refused."""
-        return [
-            self.config.refusal_penalty * (turn.outcome.next_state.text in self._refusals)
-            for turn in trajectory.transitions
-        ]
+        return [self.config.refusal_penalty * refused for refused in self._refused(trajectory)]
 
     def _train(self, batch: TrainingBatch) -> dict[str, float]:
         config, packed = self.config, batch.packed
@@ -202,7 +223,7 @@ class PolicyGradient(ABC):
 
     def _settings(self) -> dict[str, Any]:
         # What bounds memory or names the class does not change the result.
-        fixed = self.config.model_dump(exclude={"algorithm", "micro_tokens", "beta"})
+        fixed = self.config.model_dump(exclude={"algorithm", "micro_tokens", "beta", *self._unused})
         return fixed | {"seed": self._seed, "temperature": self._logprobs.temperature}
 
     def state_dict(self) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class PPO(PolicyGradient):
             old_logprobs=logprobs if recorded is None else recorded,
             values=values,
             value_targets=values + advantages,
+            refused=self._refused_tokens(trajectories, packed),
         )
 
     def _before(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:

@@ -258,11 +258,16 @@ def open_agent(config: Config, folder: Path) -> Agent:
 
 def make_learner(config: Config, agent: Agent, refusals: tuple[str, ...] = ()) -> PolicyGradient:
     """The learner that `learner.algorithm` names, over this agent's weights."""
+    from dreamgym.rl.expert_iteration import ExpertIteration
     from dreamgym.rl.grpo import GRPO
     from dreamgym.rl.ppo import PPO
 
-    learner = GRPO if config.learner.algorithm == "grpo" else PPO
-    return learner(agent, config.learner, seed=config.seed, refusals=refusals)
+    learners: dict[str, type[PolicyGradient]] = {
+        "grpo": GRPO,
+        "ppo": PPO,
+        "expert_iteration": ExpertIteration,
+    }
+    return learners[config.learner.algorithm](agent, config.learner, seed=config.seed, refusals=refusals)
 
 
 def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path) -> None:

@@ -1,0 +1,116 @@
+"""Expert iteration: supervised fine-tuning on selected episodes of the policy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dreamgym.rl.logprobs import TokenLogProbs
+from dreamgym.rl.optimizers import Loss
+from dreamgym.rl.packing import exact_tokens, pack_turns
+from dreamgym.rl.policy_gradient import PolicyGradient, TrainingBatch
+from dreamgym.types import Completion, RolloutGroup, Trajectory
+
+Turn = tuple[Completion, bool]
+"""The tokens of a turn, and whether they are trained."""
+
+
+class ExpertIteration(PolicyGradient):
+    """Imitates the shortest success of each rollout group (``selection="random"``: a random member).
+
+    The loss is the negative log-prob of the replies, without advantages and clipping. Refused turns are
+    context and not trained. Selected episodes of the last `pooled_steps` updates are trained on together.
+
+    Example::
+
+        learner = dg.ExpertIteration(agent, learning_rate=6e-4, muon_lr=0.004, epochs=2, minibatch_size=8)
+        metrics = learner.update(groups)
+    """
+
+    _unused = frozenset[str]()
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """Those of `PolicyGradient`."""
+        super().__init__(*arguments, **settings)
+        self._pool: list[list[list[Turn]]] = []
+        """Of each step, of each selected episode: its turns."""
+
+    def update(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+        metrics = super().update(groups)
+        return metrics | {"selected": len(self._pool[-1]), "imitated": sum(map(len, self._pool))}
+
+    def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainingBatch | None:
+        found = [self._turns(trajectory) for trajectory in self._select(groups)]
+        self._pool.append([turns for turns in found if any(trained for _, trained in turns)])
+        del self._pool[: -self.config.pooled_steps]
+        episodes = [turns for step in self._pool for turns in step]
+        if not episodes:
+            return None
+        packed = pack_turns(episodes)
+        ones = torch.ones(packed.tokens, device=self._logprobs.device)
+        return TrainingBatch(packed=packed, advantages=ones, old_logprobs=None)
+
+    def _select(self, groups: Sequence[RolloutGroup]) -> list[Trajectory]:
+        if self.config.selection == "random":
+            random = Random(f"{self._seed}/{self.steps}/selection")
+            return [random.choice(group.trajectories) for group in groups]
+        successes = [[each for each in group.trajectories if each.success] for group in groups]
+        return [min(each, key=len) for each in successes if each]
+
+    def _turns(self, trajectory: Trajectory) -> list[Turn]:
+        masked = self.config.mask_refused_turns is not False
+        trained = [not (masked and refused) for refused in self._refused(trajectory)]
+        return list(zip(exact_tokens(trajectory), trained, strict=True))
+
+    def _policy_loss(self, batch: TrainingBatch, found: TokenLogProbs, weights: Tensor, share: float) -> Loss:
+        # The importance ratio to the current policy is 1, so the gradient is that of the log-prob.
+        loss, metrics = super()._policy_loss(batch, found, weights, share)
+        return loss, metrics | {"policy_loss": -float((weights * found.logprobs.detach()).sum())}
+
+    def state_dict(self) -> dict[str, Any]:
+        pool = [[_encode(turns) for turns in step] for step in self._pool]
+        return super().state_dict() | {"pool": pool}
+
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
+        super().load_state_dict(stored)
+        self._pool = [[_decode(rows) for rows in step] for step in stored["pool"]]
+
+
+def _encode(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Prompts without what they share with the turn before: most extend it."""
+    rows, before = [], list[int]()
+    for completion, trained in turns:
+        prompt = list(completion.prompt_token_ids)
+        pairs = zip(before, prompt, strict=False)
+        shared = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(before), len(prompt)))
+        reply = list(completion.token_ids)
+        rows.append(
+            {
+                "shared": shared,
+                "prompt": prompt[shared:],
+                "reply": reply,
+                "allowed": [list(tokens) for tokens in completion.allowed],
+                "trained": trained,
+            }
+        )
+        before = prompt + reply
+    return rows
+
+
+def _decode(rows: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    turns, before = list[Turn](), list[int]()
+    for row in rows:
+        prompt = before[: row["shared"]] + row["prompt"]
+        completion = Completion(
+            text="",
+            prompt_token_ids=tuple(prompt),
+            token_ids=tuple(row["reply"]),
+            allowed=tuple(map(tuple, row["allowed"])),
+        )
+        turns.append((completion, row["trained"]))
+        before = prompt + row["reply"]
+    return turns
