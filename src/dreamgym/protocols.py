@@ -117,6 +117,28 @@ class HasExpert(Protocol):
         ...
 
 
+@runtime_checkable
+class HasGivenTurns(Protocol):
+    """Optional role of an environment: its episode may begin after turns of a known one.
+
+    Example::
+
+        state = await environment.start()
+        turns = await environment.given_turns()   # the policy goes on after them
+    """
+
+    async def given_turns(self) -> Sequence[Transition]:
+        """Take the given turns, once, directly after `start`; empty for an episode from its beginning."""
+        ...
+
+
+def find_given_turns(environment: object) -> HasGivenTurns | None:
+    """The environment, or one inside its wrappers (`inner`), that may begin after given turns; else None."""
+    while environment is not None and not isinstance(environment, HasGivenTurns):
+        environment = getattr(environment, "inner", None)
+    return environment
+
+
 def find_world_sheet(environment: object) -> HasWorldSheet | None:
     """The environment, or one inside its wrappers (`inner`), that discloses its hidden facts; else None."""
     while environment is not None and not isinstance(environment, HasWorldSheet):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 from dreamgym.errors import EndpointError, EpisodeFailedError, RolloutsFailingError
-from dreamgym.protocols import Environment, EnvironmentFactory, Policy, find_world_sheet
+from dreamgym.protocols import Environment, EnvironmentFactory, Policy, find_given_turns, find_world_sheet
 from dreamgym.seeding import derive_seed
 from dreamgym.types import (
     FailureKind,
@@ -92,8 +92,11 @@ async def _play(
     start = state = await environment.start()
     facts = find_world_sheet(environment) if keep_world_sheet else None
     sheet = await facts.world_sheet() if facts is not None else None
-    transitions: list[Transition] = []
-    over = False
+    beginning = find_given_turns(environment)
+    transitions = list(await beginning.given_turns()) if beginning is not None else []
+    given, over = len(transitions), False
+    if transitions:
+        state = transitions[-1].outcome.next_state
     while not over:
         decision = await policy.act(environment.task, transitions, state)
         outcome = await environment.step(decision.action)
@@ -121,6 +124,7 @@ async def _play(
         ),
         seed=seed,
         sheet=sheet,
+        given=given,
     )
 
 
@@ -314,7 +318,7 @@ class _GroupRunner:
         if isinstance(result, RolloutFailure):
             raise _GroupFailedError(result)
         self.report.episodes += 1
-        self.report.steps += len(result)
+        self.report.steps += len(result.chosen)
         return result
 
 
@@ -371,14 +375,22 @@ class CircuitBreaker:
 
 def _different_start(task: Task, members: Sequence[Trajectory]) -> RolloutFailure | None:
     """The failure of a group whose members did not start alike."""
-    first = members[0]
+    first, (state, *known) = members[0], _start_of(members[0])
     for other in members[1:]:
-        if other.start.text != first.start.text or other.sheet != first.sheet:
+        theirs, *others = _start_of(other)
+        if [theirs, *others] != [state, *known]:
             return RolloutFailure(
                 task=task,
                 kind=FailureKind.CONTRADICTION,
-                message=f"expected members that start alike, got {first.start.text[:100]!r} in {first.id} "
-                f"and {other.start.text[:100]!r} in {other.id}: the seed does not fix the start",
+                message=f"expected members that start alike, got {str(state)[:100]!r} in {first.id} "
+                f"and {str(theirs)[:100]!r} in {other.id}: the seed does not fix the start",
                 attempts=1,
             )
     return None
+
+
+def _start_of(trajectory: Trajectory) -> list[object]:
+    """The text before the policy's first turn, the hidden facts, and the given turns."""
+    turns = trajectory.transitions[: trajectory.given]
+    texts = [trajectory.start.text, *(turn.outcome.next_state.text for turn in turns)]
+    return [texts[-1], trajectory.sheet, *texts, *(turn.action for turn in turns)]

@@ -178,6 +178,13 @@ class Trajectory:
     provenance: Provenance
     seed: int = 0
     sheet: WorldSheet | None = None
+    given: int = 0
+    """Turns at the beginning that the policy did not choose: the episode began after them (`chosen`)."""
+
+    @property
+    def chosen(self) -> tuple[Transition, ...]:
+        """The turns of the policy, which a learner trains on."""
+        return self.transitions[self.given :]
 
     @property
     def success(self) -> bool:

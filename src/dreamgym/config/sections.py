@@ -249,6 +249,17 @@ class TrainConfig(Section):
     start_states: Literal["recorded", "recombined"] = Field(
         "recorded", description="world sheets as recorded, or with objects placed anew within their room"
     )
+    resets: Literal["none", "backward", "branch"] = Field(
+        "none",
+        description="in the dream, groups that begin within a known episode: backward: ever further before "
+        "the end of a recorded success; branch: within an episode of the step before",
+    )
+    reset_fraction: float = Field(
+        0.5, gt=0, le=1, description="share of the groups of a step; not of all of them with branch"
+    )
+    reset_success: float = Field(
+        0.5, gt=0, le=1, description="backward: success of these groups at which they begin one turn earlier"
+    )
     horizon: int | None = Field(None, ge=1, description="actions per synthetic episode; None: as in reality")
     init_from: str | None = Field(None, description="RUN or RUN@STEP to start from, without a warm start")
     warm_start_steps: int = Field(300, ge=0, description="SFT updates on recorded successes")

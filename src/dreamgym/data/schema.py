@@ -112,6 +112,7 @@ class TrajectoryRow(_Row):
     provenance: ProvenanceRow = Field(description="where the experience comes from")
     seed: int = Field(0, description="seed of the episode")
     sheet: SheetRow | None = Field(None, description="hidden facts, where the environment has them")
+    given: int = Field(0, ge=0, description="first turns that the policy did not choose")
 
 
 def decode_trajectory(line: str | bytes) -> types.Trajectory:
@@ -161,6 +162,7 @@ def _trajectory(row: TrajectoryRow) -> types.Trajectory:
         provenance=types.Provenance(**dict(row.provenance)),
         seed=row.seed,
         sheet=None if row.sheet is None else types.WorldSheet(facts=tuple(map(tuple, row.sheet.facts))),
+        given=min(row.given, len(row.turns)),
     )
 
 
@@ -189,6 +191,8 @@ def row_of(trajectory: types.Trajectory) -> dict[str, Any]:
         row["seed"] = trajectory.seed
     if trajectory.sheet is not None:
         row["sheet"] = {"facts": trajectory.sheet.facts}
+    if trajectory.given:
+        row["given"] = trajectory.given
     return row
 
 

@@ -45,6 +45,7 @@ class SyntheticEnvironment(Episode):
         refusal_ends: bool = False,
         first: State | None = None,
         unreadable: str | None = None,
+        turns: Sequence[Transition] = (),
     ) -> None:
         """
         Args:
@@ -54,6 +55,7 @@ class SyntheticEnvironment(Episode):
             unreadable: the text with which an action is refused when the experience model's reply does not
                 parse. By default such a reply is an `EpisodeFailedError`, which drops the rollout group; a
                 policy early in training causes many of them.
+            turns: of a known episode of the task; `given_turns` takes their actions.
         """
         super().__init__(task, horizon)
         self._model = experience_model
@@ -62,6 +64,7 @@ class SyntheticEnvironment(Episode):
         self._refusal_ends = refusal_ends
         self._first = first
         self._unreadable = unreadable
+        self._turns = turns
         self._history: list[Transition] = []
         self._doubtful = False
         """A step that an experience model marked as `UNSUPPORTED` was part of the episode."""
@@ -70,6 +73,24 @@ class SyntheticEnvironment(Episode):
     async def _start(self) -> State:
         self._state = self._first or await self._model.imagine_start(self.task, self._first_sheet)
         return self._state
+
+    async def given_turns(self) -> list[Transition]:
+        """Take the actions of the known turns. It stops before one that would end the episode, and before one
+        that is refused here although it was not in the known episode."""
+        self._require_running("given_turns")
+        taken: list[Transition] = []
+        for turn in self._turns:
+            before = (self._state, self.sheet, self._doubtful)
+            outcome = await self._step(turn.action)
+            lost = outcome.info["refused"] and outcome.next_state.text != turn.outcome.next_state.text
+            if outcome.over or lost or self._left <= 1:
+                self._state, self.sheet, self._doubtful = before
+                self._history.pop()
+                break
+            self._left -= 1
+            taken.append(replace(self._history[-1], thought=turn.thought))
+        self._turns = ()
+        return taken
 
     async def _step(self, action: str) -> Outcome:
         prediction = await self._predict(self._state, action)
@@ -135,6 +156,8 @@ class EpisodeStart:
     sheet: WorldSheet
     state: State | None = None
     """The first state; None lets the experience model imagine it."""
+    turns: tuple[Transition, ...] = ()
+    """Of a known episode of the task: the episode begins after them, as far as the dream follows."""
 
 
 StartFor: TypeAlias = Callable[[Task, int], EpisodeStart | None]
@@ -192,6 +215,7 @@ class SyntheticFactory:
             refusal_ends=self._refusal_ends,
             first=start.state,
             unreadable=self._unreadable,
+            turns=start.turns,
         )
 
     async def aclose(self) -> None:

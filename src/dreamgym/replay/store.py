@@ -59,7 +59,7 @@ class Record:
 
 
 def records(trajectory: Trajectory) -> tuple[Record, ...]:
-    """The transitions of a trajectory, each with what it needs to stand alone."""
+    """The transitions of a trajectory, each with what it needs to stand alone; given turns are left out."""
     return tuple(
         Record(
             transition=transition,
@@ -72,6 +72,7 @@ def records(trajectory: Trajectory) -> tuple[Record, ...]:
             provenance=trajectory.provenance,
         )
         for position, transition in enumerate(trajectory.transitions)
+        if position >= trajectory.given
     )
 
 

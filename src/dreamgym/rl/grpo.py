@@ -35,7 +35,7 @@ class GRPO(PolicyGradient):
         )
         of_turn = torch.cat([self._turn_advantages(group) for group in kept])
         if not config.negative_advantage_weight:  # tokens of weight 0 need not be computed
-            turns = torch.tensor([len(each.transitions) for each in trajectories])
+            turns = torch.tensor([len(each.chosen) for each in trajectories])
             positive = of_trajectory > 0
             of_turn = of_turn[positive.repeat_interleave(turns)]
             trajectories = [each for each, keep in zip(trajectories, positive.tolist(), strict=True) if keep]

@@ -83,7 +83,7 @@ def pack(
     """With `next_prompt`, truncated trajectories get a bootstrap value of the state they ended in."""
     batch = PackedBatch()
     for trajectory in trajectories:
-        masks = [loss_mask is None or loss_mask(transition) for transition in trajectory.transitions]
+        masks = [loss_mask is None or loss_mask(transition) for transition in trajectory.chosen]
         sequences = _add_episode(batch, zip(exact_tokens(trajectory), masks, strict=True))
         if next_prompt is not None and trajectory.transitions[-1].outcome.truncated:
             _add_bootstrap(batch, sequences, list(next_prompt(trajectory)))
@@ -108,8 +108,8 @@ def pack_replies(examples: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Pac
 
 
 def exact_tokens(trajectory: Trajectory) -> list[Completion]:
-    """Of every turn."""
-    return [_exact(trajectory, turn) for turn in range(len(trajectory.transitions))]
+    """Of every turn that the policy chose."""
+    return [_exact(trajectory, turn) for turn in range(trajectory.given, len(trajectory.transitions))]
 
 
 def _exact(trajectory: Trajectory, turn: int) -> Completion:

@@ -119,7 +119,7 @@ class PolicyGradient(ABC):
 
     def _refused(self, trajectory: Trajectory) -> list[bool]:
         """Per turn."""
-        return [turn.outcome.next_state.text in self._refusals for turn in trajectory.transitions]
+        return [turn.outcome.next_state.text in self._refusals for turn in trajectory.chosen]
 
     def _refused_tokens(self, trajectories: Sequence[Trajectory], packed: PackedBatch) -> Tensor:
         """`(tokens,)`"""

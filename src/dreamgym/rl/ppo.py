@@ -91,7 +91,7 @@ class PPO(PolicyGradient):
             of_turns = gae(
                 [
                     transition.outcome.reward - penalty
-                    for transition, penalty in zip(trajectory.transitions, penalties, strict=True)
+                    for transition, penalty in zip(trajectory.chosen, penalties, strict=True)
                 ],
                 known[turns.start : turns.stop],
                 0.0 if bootstrap is None else known[bootstrap],

@@ -7,6 +7,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,7 +40,7 @@ from dreamgym.training.experience_run import (
     known_environment,
     with_environment_of_data,
 )
-from dreamgym.types import RolloutGroup, Task, Trajectory
+from dreamgym.types import RolloutGroup, Task, Trajectory, Transition
 
 _REFUSAL = "Nothing happens."
 """Where the environment names no text of its own."""
@@ -50,6 +51,7 @@ _BATCH = 50
 OnRow = Callable[[int, int], None]
 """Receives how many of how many trajectories are in the buffer."""
 Data = str | Path | Trajectory
+BeginAfter = Callable[[Task], Sequence[Transition]]
 
 
 class Dream(SyntheticFactory):
@@ -98,11 +100,17 @@ class Dream(SyntheticFactory):
         self.start_for = start_for
         self.models: LanguageModels | None = None
         """Opens further language models, which share endpoints and budget."""
+        self.begin_after: BeginAfter | None = None
+        """Turns of a known episode of a task that its imagined episodes begin after; None: no turns."""
         self._resources: list[Any] = []
 
         def start(task: Task, seed: int) -> EpisodeStart | None:
             found = starts(task, seed)
-            return found if found is not None or self.start_for is None else self.start_for(task, seed)
+            if found is None and self.start_for is not None:
+                found = self.start_for(task, seed)
+            if found is not None and self.begin_after is not None:
+                found = replace(found, turns=tuple(self.begin_after(task)))
+            return found
 
         super().__init__(
             experience_model,

@@ -57,9 +57,11 @@ def read_metrics(path: Path, kind: str | None = None) -> list[Row]:
 def train_row(
     step: int, report: GroupReport, update: Mapping[str, Any], *, refusals: Collection[str] = ()
 ) -> Row:
-    """The metrics of one training step; shares and means are over its episodes or turns."""
+    """The metrics of one training step; shares and means are over its episodes or turns. Success is that of
+    episodes from their beginning, where there are any."""
     members = [each for group in report.groups for each in group.trajectories]
-    turns = [turn for member in members for turn in member.transitions]
+    whole = [member for member in members if not member.given] or members
+    turns = [turn for member in members for turn in member.chosen]
     lengths = [len(turn.completion.token_ids) for turn in turns if turn.completion is not None]
     returns = [[each.total_reward for each in group.trajectories] for group in report.groups]
     return {
@@ -71,8 +73,8 @@ def train_row(
         "last_failure": report.dropped[-1].message[:300] if report.dropped else None,
         "episodes": len(members),
         "turns": len(turns),
-        "success": _share(sum(member.success for member in members), len(members)),
-        "supported_success": _share(sum(map(supported_success, members)), len(members)),
+        "success": _share(sum(member.success for member in whole), len(whole)),
+        "supported_success": _share(sum(map(supported_success, whole)), len(whole)),
         "return_mean": _share(sum(member.total_reward for member in members), len(members)),
         "reward_entropy": _mean([reward_entropy(each) for each in returns]),
         "truncated_share": _share(sum(_truncated(member) for member in members), len(members)),

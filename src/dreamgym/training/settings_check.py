@@ -34,6 +34,11 @@ def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentS
         raise ConfigError("train.warm_start_success is measured in the dream: it needs train.mode=dream")
     if dreams:
         _check_dream(config, spec, has_experience_model)
+    if chosen.resets != "none" and (not dreams or chosen.start_states != "recorded"):
+        raise ConfigError(
+            f"train.resets={chosen.resets} begins within known episodes of a dream: it needs "
+            "train.mode=dream, train.start_states=recorded and an algorithm with rollouts"
+        )
     if chosen.mode == "real" and chosen.audit_every:
         raise ConfigError("train.audit_every audits a dream: set it to 0, or set train.mode=dream")
     generates(config, spec)

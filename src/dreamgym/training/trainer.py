@@ -33,6 +33,7 @@ from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row, read_metrics
 from dreamgym.training.monitors import Monitors
 from dreamgym.training.prediction_log import PREDICTIONS
+from dreamgym.training.resets import with_resets
 from dreamgym.training.run_dir import (
     BASE,
     EXPORT,
@@ -178,6 +179,7 @@ async def _train_rl(
     await _gated_start(run, source, agent)
     learner = make_learner(config, agent, run.refusals)
     tasks = await _task_source(run, stack, source, make_tasks)
+    tasks = with_resets(tasks, config, source.factory, run.offline, run.spec)
     monitors = Monitors(chosen, max_tokens=config.agent.max_tokens)
     parts: dict[str, Stateful] = {"learner": learner, "tasks": tasks, "monitors": monitors}
     audits = None

@@ -37,10 +37,10 @@ def _schema(pa: Any) -> Any:
     names = [
         *("schema_version", "trajectory_id", "position", "task_id", *TASK, "parameters", "state"),
         *("admissible_actions", "thought", "action", "next_state", "next_admissible_actions"),
-        *(*OUTCOME, *PROVENANCE, "seed", "sheet"),
+        *(*OUTCOME, *PROVENANCE, "seed", "sheet", "given"),
     ]
     kinds = {
-        **dict.fromkeys(("schema_version", "position", "policy_version", "seed"), integer),
+        **dict.fromkeys(("schema_version", "position", "policy_version", "seed", "given"), integer),
         **dict.fromkeys(("reward", "confidence", "recorded_at"), number),
         **dict.fromkeys(("terminated", "truncated", "success"), truth),
         **dict.fromkeys(("admissible_actions", "next_admissible_actions"), texts),
@@ -119,6 +119,7 @@ def _rows(trajectory: Trajectory) -> list[dict[str, Any]]:
         **{name: getattr(provenance, name) for name in PROVENANCE},
         "seed": trajectory.seed,
         "sheet": None if trajectory.sheet is None else dump_json(trajectory.sheet.facts, what=what),
+        "given": trajectory.given,
     }
     return [
         whole
@@ -162,5 +163,6 @@ def _trajectory(rows: list[dict[str, Any]]) -> Trajectory:
             "provenance": {name: first[name] for name in PROVENANCE},
             "seed": first["seed"],
             "sheet": None if first["sheet"] is None else {"facts": parse_json(first["sheet"])},
+            "given": first["given"],
         }
     )
