@@ -3,6 +3,7 @@
     python benchmarks/claim.py --env textworld --methods sft grpo-dream grpo-real --seeds 0 1
     python benchmarks/claim.py --env alfworld --methods grpo-dream --seeds 0 --minutes 90
     python benchmarks/claim.py --table
+    python benchmarks/claim.py --check
 
 A cell is an environment, a method, a seed and, optionally, an ablation. Its stages are `dreamgym` commands,
 shared between cells where they are equal (data, experience model, warm start); run the same command again
@@ -410,7 +411,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/claim"))
     parser.add_argument("--results", type=Path, default=Path("results/claim"))
     parser.add_argument("--table", action="store_true", help="only make table and plot of what is there")
+    parser.add_argument("--check", action="store_true", help="only compare docs/results.md with all results")
     chosen = parser.parse_args()
+    if chosen.check:
+        from check_results import disagreements
+
+        found = list(disagreements())
+        print("\n".join(found) or "every table of docs/results.md is that of the files")
+        raise SystemExit(bool(found))
     for env in chosen.env if not chosen.table else ():
         budget = Budget(
             minutes=chosen.minutes,

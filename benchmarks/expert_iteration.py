@@ -41,6 +41,7 @@ from cells import (
     is_refused,
     log,
     open_agent,
+    percent,
     read_results,
     run_config,
     summary,
@@ -370,6 +371,18 @@ def table(results: Path) -> str:
     return "\n".join(lines)
 
 
+def family_table(results: Path) -> str:
+    """Markdown: success by task family at the first temperature, one row per arm and seed."""
+    cells = [each for each in read_results(results) if each["unseen"]]
+    families = sorted({family for cell in cells for family in cell["unseen"][0]["by_family"]})
+    lines = [f"| arm | seed | {' | '.join(families)} |", "|" + "---|" * (2 + len(families))]
+    for cell in sorted(cells, key=lambda each: (each["seed"], each["method"])):
+        shares = [cell["unseen"][0]["by_family"].get(family) for family in families]
+        texts = [f"{percent(each)} of {each['count']}" if each else "–" for each in shares]
+        lines.append(f"| {cell['method']} | {cell['seed']} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--arms", nargs="*", choices=(START, *ARMS), default=[START, *ARMS])
@@ -387,6 +400,7 @@ def main() -> None:
         for arm in options.arms:
             asyncio.run(measure(arm, seed, plan, options.imitation, options.runs, options.results))
     print(table(options.results))
+    print(family_table(options.results))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import cells
+import check_results
+import claim
 import expert_iteration
 import imitation
 
@@ -106,12 +108,33 @@ def test_the_table_of_expert_iteration_compares_arms_by_episode(tmp_path: Path) 
     *_, ei, further, start = expert_iteration.table(tmp_path).splitlines()
     assert ei.startswith("| ei | 0 | 0.4 | 80.0% [")
     assert "| +60.0 [" in ei
-    assert "| 2,000 | 2 |" in ei
+    assert "| 2,000 | 0 | 2 |" in ei
     assert "| +20.0 [" in further
     assert "| – | -20.0 [" in start, "no difference to itself"
 
 
-def test_the_published_table_is_that_of_the_stored_results() -> None:
-    root = Path(__file__).parents[2]
-    published = (root / "docs/results.md").read_text(encoding="utf-8")
-    assert imitation.table(root / "results/imitation") in published
+def test_the_table_by_family_has_a_column_for_each(tmp_path: Path) -> None:
+    found = evaluation([True, False]) | {"by_family": {"heat": share(0.5), "cool": share(0.25)}}
+    store(tmp_path, "ei", method="ei", rounds=[], unseen=[found])
+    first, _, row = expert_iteration.family_table(tmp_path).splitlines()
+    assert first == "| arm | seed | cool | heat |"
+    assert row == "| ei | 0 | 25% of 100 | 50% of 100 |"
+
+
+def test_every_published_table_is_that_of_the_stored_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["claim.py", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        claim.main()
+    assert not ended.value.code, capsys.readouterr().out
+    published = check_results.DOCUMENT.read_text(encoding="utf-8")
+    row = next(line for line in published.splitlines() if line.startswith("| alfworld | sft |"))
+    other = tmp_path / "results.md"
+    other.write_text(published.replace(row, row.replace("24.8%", "42.8%")), encoding="utf-8")
+    missing, unknown = check_results.disagreements(document=other)
+    assert missing.endswith(row)
+    assert "42.8%" in unknown
+    other.write_text(published.replace("| demonstrations | seed |", "| seed |"), encoding="utf-8")
+    (no_table,) = check_results.disagreements(document=other)
+    assert "has no table that begins with | demonstrations" in no_table
