@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dreamgym.config import AgentConfig
+from dreamgym.errors import ConfigError
 from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.rl.expert_iteration import ExpertIteration
 from dreamgym.rl.grpo import GRPO
@@ -139,3 +140,28 @@ async def test_the_value_head_can_learn_faster_than_the_policy() -> None:
         again.load_state_dict(learner.state_dict())
         assert torch.equal(again.value_head.weight, learner.value_head.weight)
     assert heads[1] == pytest.approx(100 * heads[0], rel=0.01)
+
+
+async def test_recorded_successes_are_imitated_along_with_the_rollouts() -> None:
+    won, failed = await wandering(True), await wandering(False, False)
+    settings: dict[str, Any] = {"learning_rate": 1e-3, "recorded_successes": 5}
+    with pytest.raises(ConfigError, match="own_successes=0"):
+        PPO(TrainableModel(nano_model()), next_prompt=after(WANDERING), own_successes=1)
+    model = nano_model()
+    SFT(TrainableModel(model), won.trajectories, batch_size=1, warmup_steps=0, learning_rate=1e-3).step()
+    for learner in (GRPO, ExpertIteration):
+        other = nano_model()
+        learner(TrainableModel(other), recorded=won.trajectories, **settings).update([failed])
+        torch.testing.assert_close(weights(other), weights(model))
+
+
+async def test_own_successes_of_earlier_steps_are_imitated_again_and_survive_a_restart() -> None:
+    won, failed = await wandering(True, True), await wandering(False, False)
+    settings: dict[str, Any] = {"learning_rate": 1e-3, "own_successes": 2}
+    first = GRPO(TrainableModel(nano_model()), **settings)
+    assert first.update([won])["updates"] == 0, "all returns are equal, and there is no earlier success"
+    again = GRPO(TrainableModel(nano_model()), **settings)
+    again.load_state_dict(first.state_dict())
+    for learner in (first, again):
+        assert learner.update([failed])["updates"] == 1
+    assert GRPO(TrainableModel(nano_model()), learning_rate=1e-3).update([failed])["updates"] == 0

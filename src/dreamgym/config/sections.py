@@ -231,6 +231,12 @@ class LearnerConfig(Section):
     pooled_steps: int = Field(
         4, ge=1, description="expert iteration: imitate the selected episodes of this many steps together"
     )
+    recorded_successes: int = Field(
+        0, ge=0, description="GRPO, expert iteration: recorded successes imitated in each step (DynaWeb)"
+    )
+    own_successes: int = Field(
+        0, ge=0, description="GRPO, expert iteration: own earlier successes imitated in each step (SPEAR)"
+    )
     beta: float = Field(0.1, gt=0, description="DPO: strength of the pull to the initial policy")
 
 

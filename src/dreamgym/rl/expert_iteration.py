@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dreamgym.rl.imitated import Turn, decode, encode
 from dreamgym.rl.logprobs import TokenLogProbs
 from dreamgym.rl.optimizers import Loss
-from dreamgym.rl.packing import exact_tokens, pack_turns
+from dreamgym.rl.packing import pack_turns
 from dreamgym.rl.policy_gradient import PolicyGradient, TrainingBatch
-from dreamgym.types import Completion, RolloutGroup, Trajectory
-
-Turn = tuple[Completion, bool]
-"""The tokens of a turn, and whether they are trained."""
+from dreamgym.types import RolloutGroup, Trajectory
 
 
 class ExpertIteration(PolicyGradient):
@@ -47,7 +45,7 @@ class ExpertIteration(PolicyGradient):
         found = [self._turns(trajectory) for trajectory in self._select(groups)]
         self._pool.append([turns for turns in found if any(trained for _, trained in turns)])
         del self._pool[: -self.config.pooled_steps]
-        episodes = [turns for step in self._pool for turns in step]
+        episodes = [turns for step in self._pool for turns in step] + self._imitated_now(groups)
         if not episodes:
             return None
         packed = pack_turns(episodes)
@@ -61,56 +59,15 @@ class ExpertIteration(PolicyGradient):
         successes = [[each for each in group.trajectories if each.success] for group in groups]
         return [min(each, key=len) for each in successes if each]
 
-    def _turns(self, trajectory: Trajectory) -> list[Turn]:
-        masked = self.config.mask_refused_turns is not False
-        trained = [not (masked and refused) for refused in self._refused(trajectory)]
-        return list(zip(exact_tokens(trajectory), trained, strict=True))
-
     def _policy_loss(self, batch: TrainingBatch, found: TokenLogProbs, weights: Tensor, share: float) -> Loss:
         # The importance ratio to the current policy is 1, so the gradient is that of the log-prob.
         loss, metrics = super()._policy_loss(batch, found, weights, share)
         return loss, metrics | {"policy_loss": -float((weights * found.logprobs.detach()).sum())}
 
     def state_dict(self) -> dict[str, Any]:
-        pool = [[_encode(turns) for turns in step] for step in self._pool]
+        pool = [[encode(turns) for turns in step] for step in self._pool]
         return super().state_dict() | {"pool": pool}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         super().load_state_dict(stored)
-        self._pool = [[_decode(rows) for rows in step] for step in stored["pool"]]
-
-
-def _encode(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Prompts without what they share with the turn before: most extend it."""
-    rows, before = [], list[int]()
-    for completion, trained in turns:
-        prompt = list(completion.prompt_token_ids)
-        pairs = zip(before, prompt, strict=False)
-        shared = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(before), len(prompt)))
-        reply = list(completion.token_ids)
-        rows.append(
-            {
-                "shared": shared,
-                "prompt": prompt[shared:],
-                "reply": reply,
-                "allowed": [list(tokens) for tokens in completion.allowed],
-                "trained": trained,
-            }
-        )
-        before = prompt + reply
-    return rows
-
-
-def _decode(rows: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    turns, before = list[Turn](), list[int]()
-    for row in rows:
-        prompt = before[: row["shared"]] + row["prompt"]
-        completion = Completion(
-            text="",
-            prompt_token_ids=tuple(prompt),
-            token_ids=tuple(row["reply"]),
-            allowed=tuple(map(tuple, row["allowed"])),
-        )
-        turns.append((completion, row["trained"]))
-        before = prompt + row["reply"]
-    return turns
+        self._pool = [[decode(rows) for rows in step] for step in stored["pool"]]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from dreamgym.rl.losses import advantage_scale, group_advantages, zero_std
-from dreamgym.rl.packing import pack
+from dreamgym.rl.packing import exact_tokens, pack_turns
 from dreamgym.rl.policy_gradient import PolicyGradient, TrainingBatch, group_returns
-from dreamgym.types import RolloutGroup
+from dreamgym.types import RolloutGroup, Trajectory
 
 
 class GRPO(PolicyGradient):
@@ -25,22 +25,17 @@ class GRPO(PolicyGradient):
     """
 
     def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainingBatch | None:
-        config = self.config
+        config, imitated = self.config, self._imitated_now(groups)
         kept = [group for group in groups if not zero_std(self._returns(group))]
-        if not kept:
+        trajectories, of_trajectory, of_turn = self._advantages(kept)
+        if not trajectories and not imitated:
             return None
-        trajectories = [trajectory for group in kept for trajectory in group.trajectories]
-        of_trajectory = torch.cat(
-            [group_advantages(self._returns(group), scale_by_std=config.scale_by_std) for group in kept]
+        packed = pack_turns(
+            [*([(each, True) for each in exact_tokens(trajectory)] for trajectory in trajectories), *imitated]
         )
-        of_turn = torch.cat([self._turn_advantages(group) for group in kept])
-        if not config.negative_advantage_weight:  # tokens of weight 0 need not be computed
-            turns = torch.tensor([len(each.chosen) for each in trajectories])
-            positive = of_trajectory > 0
-            of_turn = of_turn[positive.repeat_interleave(turns)]
-            trajectories = [each for each, keep in zip(trajectories, positive.tolist(), strict=True) if keep]
-            of_trajectory = of_trajectory[positive]
-        packed = pack(trajectories)
+        # An imitated episode has the advantage of a success that one of n rollouts has: about 1.
+        of_trajectory = torch.cat([of_trajectory, torch.ones(len(imitated))])
+        of_turn = torch.cat([of_turn, torch.zeros(packed.turn_count - len(of_turn))])
         counts = torch.tensor([len(tokens) for tokens in packed.token_ranges])
         advantages = of_trajectory.repeat_interleave(counts)
         advantages = advantages + of_turn[torch.tensor(packed.turn_of_token, dtype=torch.long)]
@@ -54,6 +49,22 @@ class GRPO(PolicyGradient):
             old_logprobs=old_logprobs,
             refused=self._refused_tokens(trajectories, packed),
         )
+
+    def _advantages(self, groups: Sequence[RolloutGroup]) -> tuple[list[Trajectory], Tensor, Tensor]:
+        """Trajectories to train on, the advantage of each, and what each of their turns adds."""
+        if not groups:
+            return [], torch.zeros(0), torch.zeros(0)
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        scaled = self.config.scale_by_std
+        of_trajectory = torch.cat([group_advantages(self._returns(g), scale_by_std=scaled) for g in groups])
+        of_turn = torch.cat([self._turn_advantages(group) for group in groups])
+        if not self.config.negative_advantage_weight:  # tokens of weight 0 need not be computed
+            turns = torch.tensor([len(each.chosen) for each in trajectories])
+            positive = of_trajectory > 0
+            of_turn = of_turn[positive.repeat_interleave(turns)]
+            trajectories = [each for each, keep in zip(trajectories, positive.tolist(), strict=True) if keep]
+            of_trajectory = of_trajectory[positive]
+        return trajectories, of_trajectory, of_turn
 
     def _returns(self, group: RolloutGroup) -> Tensor:
         return group_returns(group, self.config.return_gamma)

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from dreamgym.config import LearnerConfig, validate
 from dreamgym.rl import losses
+from dreamgym.rl.imitated import ImitatedEpisodes, Turn
 from dreamgym.rl.logprobs import LogProbModel, TokenLogProbs
 from dreamgym.rl.optimizers import Loss, ModelOptimizer, Trainable, check_same_settings, restore
-from dreamgym.rl.packing import PackedBatch
+from dreamgym.rl.packing import PackedBatch, exact_tokens
 from dreamgym.types import RolloutGroup, Trajectory
 
 _MIN_LR_SCALE = 0.1
@@ -64,14 +65,22 @@ class PolicyGradient(ABC):
         *,
         seed: int = 0,
         refusals: Sequence[str] = (),
+        recorded: Sequence[Trajectory] = (),
         **overrides: Any,
     ) -> None:
-        """`overrides` are settings of `LearnerConfig`, such as ``learning_rate=2e-4``."""
+        """
+        Args:
+            refusals: texts with which the environment refuses an action.
+            recorded: successes with tokens (`agent.tokenize`), of which each update imitates
+                `recorded_successes`.
+            overrides: settings of `LearnerConfig`, such as ``learning_rate=2e-4``.
+        """
         self.config = learner_config(config, overrides)
         self.steps = 0
         """Calls of `update` so far."""
         self._seed = seed
         self._refusals = frozenset(refusals)
+        self._imitated = ImitatedEpisodes([self._turns(each) for each in recorded], seed=seed)
         self.value_head = self._make_value_head(agent.model)
         self._optimizer = ModelOptimizer(agent, self.config, value_head=self.value_head)
         self._logprobs = self._optimizer.logprobs
@@ -121,10 +130,25 @@ class PolicyGradient(ABC):
         """Per turn."""
         return [turn.outcome.next_state.text in self._refusals for turn in trajectory.chosen]
 
+    def _turns(self, trajectory: Trajectory) -> list[Turn]:
+        """To imitate."""
+        masked = self.config.mask_refused_turns is not False
+        trained = [not (masked and refused) for refused in self._refused(trajectory)]
+        return list(zip(exact_tokens(trajectory), trained, strict=True))
+
+    def _imitated_now(self, groups: Sequence[RolloutGroup]) -> list[list[Turn]]:
+        """Episodes to imitate with these groups; their own successes are for later steps."""
+        config = self.config
+        drawn = self._imitated.draw(self.steps, recorded=config.recorded_successes, own=config.own_successes)
+        if config.own_successes:
+            for trajectory in (each for group in groups for each in group.trajectories if each.success):
+                self._imitated.add(trajectory.task.id, self._turns(trajectory))
+        return [turns for turns in drawn if any(trained for _, trained in turns)]
+
     def _refused_tokens(self, trajectories: Sequence[Trajectory], packed: PackedBatch) -> Tensor:
         """`(tokens,)`"""
         of_turn = torch.zeros(packed.turn_count, dtype=torch.bool)
-        for trajectory, turns in zip(trajectories, packed.turn_ranges, strict=True):
+        for trajectory, turns in zip(trajectories, packed.turn_ranges, strict=False):  # imitated ones follow
             of_turn[turns.start : turns.stop] = torch.tensor(self._refused(trajectory))
         of_token = of_turn[torch.tensor(packed.turn_of_token, dtype=torch.long)]
         return of_token.to(self._logprobs.device)
@@ -233,6 +257,7 @@ class PolicyGradient(ABC):
             "settings": self._settings(),
             "steps": self.steps,
             "reference": {name: weight.detach() for name, weight in reference},
+            "imitated": self._imitated.state_dict(),
             **self._optimizer.state_dict(),
         }
 
@@ -241,6 +266,7 @@ class PolicyGradient(ABC):
         self._optimizer.load_state_dict(stored)
         if self._reference is not None:
             restore(dict(self._reference.model.named_parameters()), stored["reference"])
+        self._imitated.load_state_dict(stored["imitated"])
         self.steps = stored["steps"]
 
 

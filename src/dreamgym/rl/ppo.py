@@ -37,10 +37,16 @@ class PPO(PolicyGradient):
         next_prompt: NextPrompt | None = None,
         seed: int = 0,
         refusals: Sequence[str] = (),
+        recorded: Sequence[Trajectory] = (),
         **overrides: Any,
     ) -> None:
         """`next_prompt` gives the prompt of the bootstrap value; by default `agent.next_prompt_tokens`."""
         super().__init__(agent, config, seed=seed, refusals=refusals, **overrides)
+        if recorded or self.config.recorded_successes or self.config.own_successes:
+            raise ConfigError(
+                "PPO: expected learner.recorded_successes=0 and learner.own_successes=0, since imitated "
+                "episodes have no values; use grpo or expert_iteration"
+            )
         found: NextPrompt | None = next_prompt or getattr(agent, "next_prompt_tokens", None)
         if found is None:
             raise ConfigError("PPO: expected an agent with next_prompt_tokens, or next_prompt, got neither")

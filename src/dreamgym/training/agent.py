@@ -256,8 +256,11 @@ def open_agent(config: Config, folder: Path) -> Agent:
     return Agent(loaded.model, loaded.tokenizer, agent, precision=loaded.precision)
 
 
-def make_learner(config: Config, agent: Agent, refusals: tuple[str, ...] = ()) -> PolicyGradient:
-    """The learner that `learner.algorithm` names, over this agent's weights."""
+def make_learner(
+    config: Config, agent: Agent, refusals: tuple[str, ...] = (), recorded: Sequence[Trajectory] = ()
+) -> PolicyGradient:
+    """The learner that `learner.algorithm` names, over this agent's weights; `recorded` successes with tokens
+    are for ``learner.recorded_successes``."""
     from dreamgym.rl.expert_iteration import ExpertIteration
     from dreamgym.rl.grpo import GRPO
     from dreamgym.rl.ppo import PPO
@@ -267,7 +270,8 @@ def make_learner(config: Config, agent: Agent, refusals: tuple[str, ...] = ()) -
         "ppo": PPO,
         "expert_iteration": ExpertIteration,
     }
-    return learners[config.learner.algorithm](agent, config.learner, seed=config.seed, refusals=refusals)
+    make = learners[config.learner.algorithm]
+    return make(agent, config.learner, seed=config.seed, refusals=refusals, recorded=recorded)
 
 
 def _from_scratch(config: Config, trajectories: Sequence[Trajectory], base: Path) -> None:

@@ -50,7 +50,7 @@ from dreamgym.training.run_dir import (
 from dreamgym.training.run_recorder import RunRecorder, Stateful
 from dreamgym.training.settings_check import check, resolve_settings
 from dreamgym.training.uniform_tasks import UniformTasks
-from dreamgym.training.warm_start import reaches, seconds_of, warm_start
+from dreamgym.training.warm_start import reaches, recorded_successes, seconds_of, warm_start
 from dreamgym.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -177,7 +177,11 @@ async def _train_rl(
     )
     await run.models.check_reachable()  # an error before the warm start, not after it
     await _gated_start(run, source, agent)
-    learner = make_learner(config, agent, run.refusals)
+    recorded: list[Trajectory] = []
+    if config.learner.recorded_successes:
+        think = run.spec.think if run.spec is not None else None
+        recorded = recorded_successes(agent, run.offline, config, think)
+    learner = make_learner(config, agent, run.refusals, recorded)
     tasks = await _task_source(run, stack, source, make_tasks)
     tasks = with_resets(tasks, config, source.factory, run.offline, run.spec)
     monitors = Monitors(chosen, max_tokens=config.agent.max_tokens)

@@ -143,15 +143,11 @@ def make_sft(
     from dreamgym.rl.sft import SFT
 
     settings = config.train
-    successes = [each for each in trajectories if each.success]
-    if settings.warm_start_successes is not None and settings.warm_start_successes < len(successes):
-        successes = random.Random(config.seed).sample(successes, settings.warm_start_successes)
-    if config.agent.thought and think is not None:
-        successes = [with_thoughts(each, think) for each in successes]
-    data = agent.tokenize(successes)
+    data = recorded_successes(agent, trajectories, config, think)
     if not data:
+        succeed = sum(each.success for each in trajectories)
         raise ConfigError(
-            f"expected successes to imitate, of {len(trajectories)} trajectories {len(successes)} succeed "
+            f"expected successes to imitate, of {len(trajectories)} trajectories {succeed} succeed "
             "and none fits the model's context; name others in train.data, or set train.warm_start_steps=0"
         )
     chosen = {"learning_rate": settings.warm_start_lr, "muon_lr": settings.warm_start_muon_lr}
@@ -168,6 +164,19 @@ def make_sft(
         loss_mask=lambda turn: turn.outcome.next_state.text not in refusals,
         **rates,
     )
+
+
+def recorded_successes(
+    agent: Agent, trajectories: Sequence[Trajectory], config: Config, think: Think | None
+) -> list[Trajectory]:
+    """With tokens; at most ``train.warm_start_successes``."""
+    successes = [each for each in trajectories if each.success]
+    most = config.train.warm_start_successes
+    if most is not None and most < len(successes):
+        successes = random.Random(config.seed).sample(successes, most)
+    if config.agent.thought and think is not None:
+        successes = [with_thoughts(each, think) for each in successes]
+    return agent.tokenize(successes)
 
 
 def with_thoughts(trajectory: Trajectory, think: Think) -> Trajectory:
