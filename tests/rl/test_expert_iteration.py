@@ -132,7 +132,7 @@ async def test_the_value_head_can_learn_faster_than_the_policy() -> None:
     group = await wandering(True, False)
     heads = []
     for value_lr in (None, 0.1):
-        settings = {"learning_rate": 1e-3, "value_lr": value_lr}
+        settings: dict[str, Any] = {"learning_rate": 1e-3, "value_lr": value_lr}
         learner = PPO(TrainableModel(nano_model()), next_prompt=after(WANDERING), **settings)
         learner.update([group])
         heads.append(float(learner.value_head.weight.detach().abs().max()))
