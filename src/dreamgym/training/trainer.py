@@ -177,11 +177,7 @@ async def _train_rl(
     )
     await run.models.check_reachable()  # an error before the warm start, not after it
     await _gated_start(run, source, agent)
-    recorded: list[Trajectory] = []
-    if config.learner.recorded_successes:
-        think = run.spec.think if run.spec is not None else None
-        recorded = recorded_successes(agent, run.offline, config, think)
-    learner = make_learner(config, agent, run.refusals, recorded)
+    learner = _learner(run, agent)
     tasks = await _task_source(run, stack, source, make_tasks)
     tasks = with_resets(tasks, config, source.factory, run.offline, run.spec)
     monitors = Monitors(chosen, max_tokens=config.agent.max_tokens)
@@ -224,6 +220,14 @@ async def _train_rl(
         ended = _stop_exploited(run, recorder, error)
     await recorder.update_buffer()
     return recorder, ended
+
+
+def _learner(run: _Run, agent: Agent) -> PolicyGradient:
+    recorded: list[Trajectory] = []
+    if run.config.learner.recorded_successes:
+        think = run.spec.think if run.spec is not None else None
+        recorded = recorded_successes(agent, run.offline, run.config, think)
+    return make_learner(run.config, agent, run.refusals, recorded)
 
 
 def _origin(chosen: TrainConfig, learner: PolicyGradient) -> Origin:
