@@ -100,10 +100,11 @@ def log(text: str) -> None:
 
 
 def change_plan(plan: Any, changes: Sequence[str]) -> Any:
-    """The plan with settings of the form ``NAME=NUMBER``."""
+    """The plan with settings of the form ``NAME=NUMBER``, or ``NAME=NUMBER,NUMBER`` where it has several."""
     for change in changes:
         name, _, value = change.partition("=")
-        plan = replace(plan, **{name: type(getattr(plan, name))(value)})
+        kind = type(getattr(plan, name))
+        plan = replace(plan, **{name: tuple(map(float, value.split(","))) if kind is tuple else kind(value)})
     return plan
 
 

@@ -113,6 +113,12 @@ def test_the_table_of_expert_iteration_compares_arms_by_episode(tmp_path: Path) 
     assert "| – | -20.0 [" in start, "no difference to itself"
 
 
+def test_settings_of_a_plan_are_numbers_or_lists_of_them() -> None:
+    plan = cells.change_plan(expert_iteration.Plan(), ["rounds=2", "temperatures=0.4", "learning_rate=1e-3"])
+    assert (plan.rounds, plan.temperatures, plan.learning_rate) == (2, (0.4,), 1e-3)
+    assert cells.change_plan(plan, ["temperatures=0.4,1"]).temperatures == (0.4, 1.0)
+
+
 def test_the_table_by_family_has_a_column_for_each(tmp_path: Path) -> None:
     found = evaluation([True, False]) | {"by_family": {"heat": share(0.5), "cool": share(0.25)}}
     store(tmp_path, "ei", method="ei", rounds=[], unseen=[found])
