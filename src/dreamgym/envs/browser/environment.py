@@ -1,0 +1,302 @@
+"""Episodes in a real browser: what an agent sees and does on the pages of a `Site`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from dreamgym.config import Section
+from dreamgym.envs.browser.actions import NOT_AN_ACTION, parse_action
+from dreamgym.envs.browser.mapping import admissible_actions, elements_text, relevant_elements
+from dreamgym.envs.browser.perform import REFUSALS, perform
+from dreamgym.envs.browser.process import BrowserProcess, Tab, check_installed
+from dreamgym.envs.browser.site import Site, Visit
+from dreamgym.envs.browser.snapshot import ATTRIBUTE, MARK, Node, build_tree, render_tree
+from dreamgym.envs.episode import Episode, check_expert, check_split, select_tasks
+from dreamgym.envs.registry import EnvironmentSpec
+from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError
+from dreamgym.http_server import HttpServer
+from dreamgym.types import FailureKind, Outcome, State, Task
+
+View = Literal["elements", "tree"]
+EXTRA = "browser"
+_SETTLE = 1000
+"""Milliseconds of virtual time after an action: animations and delayed menus finish."""
+_REAL_SETTLE = 0.5
+"""Seconds of real time after an action, where the clock is real."""
+_TRIES = 5
+"""Of reading a page that navigates meanwhile."""
+
+
+class BrowserOptions(Section):
+    """Options of an environment in the browser."""
+
+    executable: Path | None = Field(
+        None, description="Chromium; by default DREAMGYM_CHROMIUM, else the one on the PATH"
+    )
+    view: View = Field(
+        "elements",
+        description="elements: the relevant ones as [id] type: description; tree: the accessibility tree",
+    )
+    elements: int = Field(10, ge=3, description="elements of a state in that view, a table counts as one")
+    horizon: int | None = Field(None, ge=1, description="actions per episode; by default the site's own")
+    pages: int = Field(64, ge=1, description="episodes that are open at once; others wait")
+    seconds: float = Field(60.0, gt=0, description="for one action or one start; more is a failed episode")
+
+
+class StateMapper(Protocol):
+    """Chooses what of a page an agent sees: the text of the state, from the whole tree."""
+
+    async def map(self, root: Node, task: Task, limit: int) -> str: ...
+
+
+class BrowserEpisode(Episode):
+    """One visit of the site, in a browser context of its own."""
+
+    def __init__(self, task: Task, factory: BrowserFactory, horizon: int) -> None:
+        super().__init__(task, horizon)
+        self._factory = factory
+        self._site = factory.site
+        self.experts = factory.site.experts
+        self.finishing = factory.site.finishing
+        self._tab: Tab | None = None
+        self._visit: Visit | None = None
+        self._state = State(text="")
+
+    async def _start(self) -> State:
+        try:
+            return await self._opened()
+        except BaseException:
+            await self._release()
+            raise
+
+    async def _opened(self) -> State:
+        factory = self._factory
+        address = await factory.address()
+        virtual = factory.virtual_time
+        tab = self._tab = await factory.process.open([address, *self._site.allow], virtual_time=virtual)
+        visit = self._visit = Visit(task=self.task, session=secrets.token_urlsafe(12), context=tab.context)
+        async with self._bounded("start"):
+            path = await self._site.open(visit)
+            await visit.page.goto(factory.base + path, timeout=1000 * factory.options.seconds)
+            await self._settle(visit)
+            await self._site.ready(visit)
+            self._state = await self._read(visit)
+        return self._state
+
+    async def _step(self, action: str) -> Outcome:
+        visit = self._running_visit()
+        parsed = parse_action(action)
+        if parsed is None:
+            return _refused(NOT_AN_ACTION, self._state)
+        async with self._bounded(f"action {action[:100]!r}"):
+            seconds = self._factory.options.seconds
+            refusal = await perform(visit.page, parsed, seconds=seconds, uploads=self._site.uploads)
+            if refusal is not None:
+                return _refused(refusal, self._state)
+            if parsed.name == "send_msg_to_user":
+                visit.messages.append(str(parsed.arguments[0]))
+            await self._settle(visit)
+            result = await self._site.check(visit)
+            self._state = await self._read(visit)
+        over = result is not False
+        reward = float(result)
+        state = replace(self._state, admissible_actions=()) if over else self._state
+        return Outcome(next_state=state, reward=reward, terminated=over, success=over and reward >= 1)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._release()
+
+    async def expert_action(self, expert: str | None = None) -> str:
+        check_expert(expert, self.experts)
+        self._require_running("expert_action")
+        async with self._bounded("expert"):
+            return await self._site.expert_action(self._running_visit(), expert)
+
+    @property
+    def tree(self) -> Node:
+        """The whole page after the last action."""
+        return self._running_visit().tree
+
+    async def _release(self) -> None:
+        tab, visit, self._tab, self._visit = self._tab, self._visit, None, None
+        if tab is not None:
+            await self._factory.process.close(tab)
+        if visit is not None:
+            await self._site.close(visit)
+
+    def _running_visit(self) -> Visit:
+        if self._visit is None:
+            raise EpisodeOverError("expected a running episode")
+        return self._visit
+
+    @asynccontextmanager
+    async def _bounded(self, what: str) -> AsyncIterator[None]:
+        """A page that hangs, or a tab or browser that dies, costs this episode."""
+        from playwright.async_api import Error
+        from playwright.async_api import TimeoutError as PageTimeoutError
+
+        name, seconds = self.task.environment, self._factory.options.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except (TimeoutError, PageTimeoutError):
+            message = f"{name}: {what}: no answer of the page within {seconds:g} seconds"
+            raise EpisodeFailedError(FailureKind.TIMEOUT, message) from None
+        except Error as error:
+            raise EpisodeFailedError(FailureKind.CRASHED, f"{name}: {what}: {error}") from None
+        except IndexError:  # no page is left
+            message = f"{name}: {what}: the page has closed itself"
+            raise EpisodeFailedError(FailureKind.CRASHED, message) from None
+
+    async def _settle(self, visit: Visit) -> None:
+        from playwright.async_api import Error
+
+        for _ in range(_TRIES):
+            page = visit.page
+            try:
+                await page.wait_for_load_state("load")
+                if self._factory.virtual_time:
+                    await visit.context.clock.run_for(_SETTLE)
+                else:
+                    await asyncio.sleep(_REAL_SETTLE)
+                await page.wait_for_load_state("load")
+            except Error as error:
+                if not _navigates(error):
+                    raise
+                continue
+            if page is visit.page:
+                return
+
+    async def _read(self, visit: Visit) -> State:
+        """The state of the page; read again if it navigates meanwhile."""
+        from playwright.async_api import Error
+
+        for attempt in range(_TRIES):
+            page = visit.page
+            try:
+                await page.evaluate(MARK, ATTRIBUTE)
+                session = await visit.context.new_cdp_session(page)
+                try:
+                    tree = await session.send("Accessibility.getFullAXTree")
+                    snapshot = await session.send("DOMSnapshot.captureSnapshot", {"computedStyles": []})
+                finally:
+                    await session.detach()
+                break
+            except Error as error:
+                if attempt == _TRIES - 1 or not _navigates(error):
+                    raise
+                await self._settle(visit)
+        visit.tree = build_tree(tree, snapshot)
+        return await self._factory.state_of(visit)
+
+
+def _navigates(error: Exception) -> bool:
+    return "Execution context was destroyed" in str(error) or "navigat" in str(error)
+
+
+def _refused(refusal: str, state: State) -> Outcome:
+    return Outcome(next_state=replace(state, text=refusal), reward=0.0, terminated=False, success=False)
+
+
+class BrowserFactory:
+    """The episodes of one site in one browser."""
+
+    def __init__(
+        self, site: Site, options: BrowserOptions, *, name: str, mapper: StateMapper | None = None
+    ) -> None:
+        self.site = site
+        self.name = name
+        self.options = options
+        self.mapper = mapper
+        """Instead of the rules of `mapping`; set it before the first episode."""
+        self.process = BrowserProcess(options.executable, pages=options.pages)
+        self._app = site.app()
+        if (self._app is None) == (not site.url):
+            raise ConfigError(f"site {name!r}: expected either a url or an app")
+        self.base = site.url.rstrip("/")
+        self.virtual_time = site.virtual_time if site.virtual_time is not None else self._app is not None
+        self._server: HttpServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listed: dict[str, list[Task]] | None = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self._tasks)
+
+    async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
+        check_split(split, self.splits, self.name)
+        return select_tasks(self._tasks[split], split, count, seed)
+
+    def make(self, task: Task, *, seed: int = 0) -> BrowserEpisode:
+        return BrowserEpisode(task, self, self.options.horizon or self.site.horizon)
+
+    async def aclose(self) -> None:
+        await self.process.aclose()
+        server, self._server = self._server, None
+        if server is not None and self._loop is asyncio.get_running_loop():
+            await server.aclose()
+
+    async def address(self) -> str:
+        """``host:port`` of the site; the app is started when it is first needed."""
+        loop = asyncio.get_running_loop()
+        if self._app is not None and (self._server is None or loop is not self._loop):
+            self._loop, self._server = loop, HttpServer(self._app)
+            self._starting = asyncio.create_task(self._server.start())
+        if self._server is not None:
+            await asyncio.shield(self._starting)
+            self.base = self._server.url
+        parts = urlsplit(self.base)
+        return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+    async def state_of(self, visit: Visit) -> State:
+        """What an agent sees of the page, and what it can do there."""
+        limit = self.options.elements
+        kept = relevant_elements(visit.tree, visit.task.instruction, limit)
+        if self.options.view == "tree":
+            text = render_tree(visit.tree)
+            kept = [node for node in visit.tree.walk() if node.actionable]
+        elif self.mapper is not None:
+            text = await self.mapper.map(visit.tree, visit.task, limit)
+        else:
+            text = elements_text(visit.tree, kept, visit.task.instruction)
+        actions = admissible_actions(kept, self.site.values(visit.task))
+        return State(text=text, admissible_actions=tuple(actions) or ("noop()",))
+
+    @property
+    def _tasks(self) -> dict[str, list[Task]]:
+        if self._listed is None:
+            listed = self.site.tasks()
+            self._listed = {
+                split: [replace(task, environment=self.name, split=split) for task in tasks]
+                for split, tasks in listed.items()
+            }
+        return self._listed
+
+
+def site_spec(site: Callable[[], Site], name: str, **fields: Any) -> EnvironmentSpec:
+    """The spec of a site, which is made when the environment is opened."""
+
+    def open_site(options: BrowserOptions) -> BrowserFactory:
+        check_installed(EXTRA, name)
+        return BrowserFactory(site(), options, name=name)
+
+    given: dict[str, Any] = {
+        "name": name,
+        "open": open_site,
+        "summary": (site.__doc__ or "").strip().partition("\n")[0],
+        "options": BrowserOptions,
+        "extra": EXTRA,
+        "refusals": REFUSALS,
+        "horizon": getattr(site, "horizon", None),
+    }
+    return EnvironmentSpec(**(given | fields))
