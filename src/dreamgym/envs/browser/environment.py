@@ -211,13 +211,11 @@ def _refused(refusal: str, state: State) -> Outcome:
 class BrowserFactory:
     """The episodes of one site in one browser."""
 
-    def __init__(
-        self, site: Site, options: BrowserOptions, *, name: str, mapper: StateMapper | None = None
-    ) -> None:
+    def __init__(self, site: Site, options: BrowserOptions, *, name: str) -> None:
         self.site = site
         self.name = name
         self.options = options
-        self.mapper = mapper
+        self.mapper: StateMapper | None = None
         """Instead of the rules of `mapping`; set it before the first episode."""
         self.process = BrowserProcess(options.executable, pages=options.pages)
         self._app = site.app()

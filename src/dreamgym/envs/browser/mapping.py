@@ -36,8 +36,8 @@ _OPTIONS, _VALUES, _PRESSED = 20, 8, ("ArrowLeft", "ArrowRight", "PageDown", "Pa
 _WORD = re.compile(r"\w+")
 _COMMON = frozenset({
     "a", "an", "and", "are", "as", "at", "by", "click", "enter", "find", "for", "from", "in", "into", "is",
-    "it", "of", "on", "one", "or", "press", "select", "that", "the", "then", "them", "this", "to", "with", "you",
-    "your",
+    "it", "of", "on", "one", "or", "press", "select", "that", "the", "then", "them", "this", "to", "with",
+    "you", "your",
 })  # fmt: skip
 
 

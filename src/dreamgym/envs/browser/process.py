@@ -23,7 +23,14 @@ from dreamgym.errors import ConfigError, EpisodeFailedError, MissingExtraError
 from dreamgym.types import FailureKind
 
 VARIABLE = "DREAMGYM_CHROMIUM"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+NAMES = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
 VIEWPORT = (1280, 720)
 _LAUNCH_SECONDS = 60.0
 _NOON = datetime(2024, 1, 15, 12, tzinfo=UTC)
@@ -33,6 +40,15 @@ _FLAGS = (
     "--dns-prefetch-disable",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
 )
+_ONE_TAB = """() => {
+  const stay = (event) => {
+    const found = event.target.closest && event.target.closest('[target]');
+    if (found) found.removeAttribute('target');
+  };
+  for (const kind of ['click', 'submit']) window.addEventListener(kind, stay, true);
+  window.open = (address) => { if (address) location.href = address; return window; };
+}"""
+"""A link to a new tab opens in the same one."""
 
 
 def check_installed(extra: str, what: str) -> None:
@@ -108,6 +124,7 @@ class BrowserProcess:
                     accept_downloads=False,
                     proxy={"server": self._no_proxy(), "bypass": ",".join(allowed)},
                 )
+                await context.add_init_script(f"({_ONE_TAB})()")
                 if virtual_time:
                     await context.clock.install(time=_NOON)
                     await context.clock.pause_at(_NOON + timedelta(seconds=1))
