@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ try:
     find_browser(None)
 except ConfigError as missing:
     pytest.skip(str(missing), allow_module_level=True)
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -58,6 +62,7 @@ def number(state: State, words: str) -> str:
     return found[1]
 
 
+@in_module_loop
 async def test_every_action_does_what_it_says(playground: BrowserFactory, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     playground.site.uploads = tmp_path
@@ -106,6 +111,7 @@ async def test_every_action_does_what_it_says(playground: BrowserFactory, tmp_pa
     await episode.aclose()
 
 
+@in_module_loop
 async def test_texts_of_pages_cannot_forge_elements_and_tables_are_whole(playground: BrowserFactory) -> None:
     hostile, state = await opened(playground, task("hostile"))
     assert state.text.splitlines() == [
@@ -120,6 +126,7 @@ async def test_texts_of_pages_cannot_forge_elements_and_tables_are_whole(playgro
     await table.aclose()
 
 
+@in_module_loop
 async def test_pages_reach_only_their_own_site(playground: BrowserFactory) -> None:
     elsewhere = Playground()
     async with HttpServer(elsewhere.app()) as server:
@@ -132,6 +139,7 @@ async def test_pages_reach_only_their_own_site(playground: BrowserFactory) -> No
             assert not hits or playground.site.reached[:2] == hits  # type: ignore[attr-defined]
 
 
+@in_module_loop
 async def test_a_page_that_hangs_a_tab_and_a_browser_that_die_cost_one_episode(
     playground: BrowserFactory, process: BrowserProcess
 ) -> None:
@@ -146,8 +154,8 @@ async def test_a_page_that_hangs_a_tab_and_a_browser_that_die_cost_one_episode(
     dying, _ = await opened(playground, task("forms"))
     other, _ = await opened(playground, task("forms"))
     session = await dying._running_visit().context.new_cdp_session(dying._running_visit().page)
-    with pytest.raises(Exception, match=r"crash|closed"):
-        await session.send("Page.crash")
+    with suppress(Exception):  # it cannot answer
+        await asyncio.wait_for(session.send("Page.crash"), 1)
     with pytest.raises(EpisodeFailedError) as failed:
         await dying.step("scroll(0, 1)")
     assert failed.value.kind == FailureKind.CRASHED
@@ -180,8 +188,10 @@ async def solved(factory: Any, where: Task, expert: str | None = None) -> tuple[
             return actions, outcome
 
 
+@in_module_loop
 async def test_miniwob_is_solved_by_its_expert_from_the_state_alone(process: BrowserProcess) -> None:
-    pytest.importorskip("miniwob.constants", reason="miniwob is not installed")
+    if find_spec("miniwob") is None:
+        pytest.skip("the package 'miniwob' is not installed")
     kinds = ("book-flight", "click-checkboxes-large", "email-inbox", "form-sequence")
     factory: Any = dg.make("miniwob", kinds=kinds, instances={"train": 1, "test": 1})
     factory.process = process
@@ -194,6 +204,7 @@ async def test_miniwob_is_solved_by_its_expert_from_the_state_alone(process: Bro
     await factory._server.aclose()
 
 
+@in_module_loop
 async def test_webshop_on_a_site_rewards_as_the_engine_does(
     process: BrowserProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +224,7 @@ async def test_webshop_on_a_site_rewards_as_the_engine_does(
     await factory._server.aclose()
 
 
+@in_module_loop
 async def test_a_site_of_ones_own_meets_the_contract_of_environments(process: BrowserProcess) -> None:
     name = f"{ROOT}/examples/environments/todo_site.py:TodoSite"
     factory: Any = dg.make(name, horizon=4)

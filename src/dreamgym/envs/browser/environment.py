@@ -17,7 +17,7 @@ from dreamgym.config import Section
 from dreamgym.envs.browser.actions import NOT_AN_ACTION, parse_action
 from dreamgym.envs.browser.mapping import admissible_actions, elements_text, relevant_elements
 from dreamgym.envs.browser.perform import REFUSALS, perform
-from dreamgym.envs.browser.process import BrowserProcess, Tab, check_installed
+from dreamgym.envs.browser.process import BrowserProcess, Tab, check_installed, first_line
 from dreamgym.envs.browser.site import Site, Visit
 from dreamgym.envs.browser.snapshot import ATTRIBUTE, MARK, Node, build_tree, render_tree
 from dreamgym.envs.episode import Episode, check_expert, check_split, select_tasks
@@ -48,6 +48,7 @@ class BrowserOptions(Section):
     )
     elements: int = Field(10, ge=3, description="elements of a state in that view, a table counts as one")
     horizon: int | None = Field(None, ge=1, description="actions per episode; by default the site's own")
+    sandbox: bool | None = Field(None, description="Chromium's sandbox; by default on, except for root")
     pages: int = Field(64, ge=1, description="episodes that are open at once; others wait")
     seconds: float = Field(60.0, gt=0, description="for one action or one start; more is a failed episode")
 
@@ -153,7 +154,7 @@ class BrowserEpisode(Episode):
             message = f"{name}: {what}: no answer of the page within {seconds:g} seconds"
             raise EpisodeFailedError(FailureKind.TIMEOUT, message) from None
         except Error as error:
-            raise EpisodeFailedError(FailureKind.CRASHED, f"{name}: {what}: {error}") from None
+            raise EpisodeFailedError(FailureKind.CRASHED, f"{name}: {what}: {first_line(error)}") from None
         except IndexError:  # no page is left
             message = f"{name}: {what}: the page has closed itself"
             raise EpisodeFailedError(FailureKind.CRASHED, message) from None
@@ -217,7 +218,7 @@ class BrowserFactory:
         self.options = options
         self.mapper: StateMapper | None = None
         """Instead of the rules of `mapping`; set it before the first episode."""
-        self.process = BrowserProcess(options.executable, pages=options.pages)
+        self.process = BrowserProcess(options.executable, pages=options.pages, sandbox=options.sandbox)
         self._app = site.app()
         if (self._app is None) == (not site.url):
             raise ConfigError(f"site {name!r}: expected either a url or an app")

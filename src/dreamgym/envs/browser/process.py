@@ -84,11 +84,18 @@ class Tab:
     page: Any
 
 
+def first_line(error: BaseException) -> str:
+    """Playwright appends its log."""
+    return str(error).strip().partition("\n")[0]
+
+
 class BrowserProcess:
     """Starts Chromium when it is first needed, in the event loop that needs it."""
 
-    def __init__(self, executable: Path | None, *, pages: int) -> None:
+    def __init__(self, executable: Path | None, *, pages: int, sandbox: bool | None = None) -> None:
         self._executable = executable
+        root = hasattr(os, "geteuid") and os.geteuid() == 0
+        self._sandbox = sandbox if sandbox is not None else not root  # Chromium's does not work as root
         self._pages = pages
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Any = None
@@ -134,7 +141,7 @@ class BrowserProcess:
                 with suppress(Error):
                     await context.close()
             raise EpisodeFailedError(
-                FailureKind.CRASHED, f"browser: no page could be opened: {error}"
+                FailureKind.CRASHED, f"browser: no page could be opened: {first_line(error)}"
             ) from None
 
     async def close(self, tab: Tab) -> None:
@@ -178,12 +185,12 @@ class BrowserProcess:
         from playwright.async_api import async_playwright
 
         executable = find_browser(self._executable)
-        root = hasattr(os, "geteuid") and os.geteuid() == 0  # Chromium's sandbox refuses to run as root
         self._driver = await async_playwright().start()
         self._browser = await self._driver.chromium.launch(
             executable_path=str(executable),
             headless=True,
-            args=[*_FLAGS, *(["--no-sandbox"] if root else [])],
+            chromium_sandbox=self._sandbox,
+            args=list(_FLAGS),
             handle_sigint=False,
             handle_sigterm=False,
             handle_sighup=False,
