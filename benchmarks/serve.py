@@ -139,7 +139,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     (folder / "plan.json").write_text(json.dumps(plan))
     os.sched_setaffinity(0, {options.core})
     arms: dict[str, list[dict[str, float]]] = {"in_process": [], "served": []}
-    memory: list[tuple[float, float]] = []
+    memory: list[list[float]] = []
     killed: dict[str, Any] = {}
     for number in range(options.repeats):
         arms["in_process"].append(asyncio.run(play_in_process(run, plan, options.sessions)))
@@ -155,8 +155,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             assert (found["episodes"], found["errors"]) == (len(plan), 0), found
             arms["served"].append(found)
             print("served", found, flush=True)
-            used = server.memory[len(server.memory) // 3 :]
-            memory.append((used[0], used[-1]))
+            last = len(server.memory) - 1
+            memory.append([server.memory[last * tenth // 10] for tenth in range(1, 11)])
             assert server.status()["sessions"] == 0
             if number == options.repeats - 1:
                 killed = kill_clients(
@@ -170,7 +170,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def summary(
     options: argparse.Namespace,
     arms: dict[str, list[dict[str, float]]],
-    memory: list[tuple[float, float]],
+    memory: list[list[float]],
     killed: dict[str, Any],
 ) -> dict[str, Any]:
     speeds = {name: [each["steps"] / each["seconds"] for each in found] for name, found in arms.items()}
@@ -183,7 +183,7 @@ def summary(
         "steps_per_second": {name: [round(each, 1) for each in found] for name, found in speeds.items()},
         "steps_per_cpu_second": {name: [round(each, 1) for each in found] for name, found in per_cpu.items()},
         "served_over_in_process": {"per_second": _ratio(speeds), "per_cpu_second": _ratio(per_cpu)},
-        "server_megabytes": [[round(each) for each in pair] for pair in memory],
+        "server_megabytes_by_tenth": [[round(each) for each in run] for run in memory],
         "killed_clients": killed,
     }
 

@@ -3,6 +3,7 @@ and it continues from the corrected text. The same prompt always gets the same r
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -201,25 +202,32 @@ async def retrieve(
 
 class CachedModel:
     """A language model with a cache of replies. Equal requests that run at the same time share one
-    completion."""
+    completion.
+
+    A reply is kept as its text and the log-prob of the whole: tokens and prompts would take twenty times the
+    memory, and nothing here reads them."""
 
     def __init__(self, model: LanguageModel, size: int) -> None:
         self._model = model
         self._size = size
-        self._replies: dict[tuple[str, int], Completion] = {}
+        self._replies: dict[bytes, Completion] = {}
         self._single_flight: SingleFlight[Completion] = SingleFlight()
 
     def clear(self) -> None:
         self._replies.clear()
 
     async def complete(self, request: CompletionRequest) -> Completion:
-        key = (request.prompt, request.seed)
-        if key not in self._replies:
-            reply = await self._single_flight.do(key, lambda: self._model.complete(request))
-            if len(self._replies) >= self._size:
-                self._replies.pop(next(iter(self._replies)))
-            self._replies[key] = reply
-        return self._replies[key]
+        asked = f"{request.seed}\0{request.prompt}".encode("utf-8", "surrogatepass")
+        key = hashlib.blake2b(asked, digest_size=16).digest()
+        if (known := self._replies.get(key)) is not None:
+            return known
+        reply = await self._single_flight.do(key, lambda: self._model.complete(request))
+        whole = (sum(reply.logprobs),) if reply.logprobs else ()
+        kept = Completion(text=reply.text, logprobs=whole, finish_reason=reply.finish_reason)
+        if len(self._replies) >= self._size:
+            self._replies.pop(next(iter(self._replies)))
+        self._replies[key] = kept
+        return kept
 
 
 class _CheckedReasoning:

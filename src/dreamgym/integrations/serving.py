@@ -261,7 +261,9 @@ class Session:
         if self._environment is None or self._task is None or self._last is None:
             raise EpisodeOverError(f"step: expected a running episode, {self._why_not()}; reset first")
         outcome: Outcome = await self._run(self._environment.step(text))
-        self._transitions.append(Transition(state=self._last, action=text, outcome=outcome))
+        # Without `info`: demonstrations and facts are most of an episode's memory, and no record holds them.
+        kept = replace(outcome, info={})
+        self._transitions.append(Transition(state=self._last, action=text, outcome=kept))
         self._last = outcome.next_state
         self._update(outcome)
         if outcome.over:

@@ -18,6 +18,9 @@ from dreamgym.training.dream_loading import Dream
 from dreamgym.training.experience_run import RUN_FILE
 from dreamgym.training.run_dir import BUFFER, CONFIG, read_config
 
+FRESH_ROWS = 10_000
+"""Fresh transitions in the replay buffer of a server, which has no end, unless `replay.capacity` is set."""
+
 
 @asynccontextmanager
 async def open_served(
@@ -68,6 +71,8 @@ async def _served_dream(
     dream = Dream.load(name, config, data=list(data) if data else None, buffer=folder / BUFFER, **settings)
     environment = dream.config.environment
     try:
+        if dream.buffer is not None:
+            dream.buffer.limit_synthetic(FRESH_ROWS)
         if dream.models is not None:
             await dream.models.check_reachable()
         results = await open_results(dream, folder, keep=keep)

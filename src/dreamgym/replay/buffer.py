@@ -293,6 +293,12 @@ class ReplayBuffer:
             index=self._index.describe(),
         )
 
+    def limit_synthetic(self, rows: int) -> None:
+        """Keep at most this many synthetic rows, the newest, besides the real ones of now; unless the buffer
+        was opened with a capacity."""
+        if self._capacity is None:
+            self._capacity = max(1, self._store.status().real_rows + rows)
+
     async def compact(self) -> tuple[int, int]:
         """Evict down to the capacity and free unused space; returns bytes before and after."""
         before = self._store.size_bytes()
