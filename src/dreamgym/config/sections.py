@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dreamgym.errors import ConfigError
 
+Device: TypeAlias = Literal["auto", "cpu", "cuda", "mps"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 HF_PREFIX = "hf:"
 """Begins the name of a model that transformers loads: a folder, or a name on the hub."""
@@ -87,7 +88,7 @@ class ExperienceConfig(Section):
     adapter: Literal["none", "lora"] = Field("none", description="train all pretrained weights, or LoRA")
     lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices; alpha is twice the rank")
     learning_rate: float | None = Field(None, gt=0, description="None: 3e-3; pretrained 2e-5, LoRA 2e-4")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
+    device: Device = Field("auto", description="auto: a CUDA GPU if there is one, else the CPU")
     precision: Precision = Field("auto", description="auto: bf16 for pretrained weights on a GPU, else fp32")
     exchange_numbers: bool = Field(
         True, description="exchange numbers in the examples of a model from scratch, so that it copies them"
@@ -151,7 +152,7 @@ class AgentConfig(Section):
     vocabulary: int = Field(2048, ge=300, description="tokens of a model from scratch")
     adapter: Literal["none", "lora"] = Field("none", description="train all pretrained weights, or LoRA")
     lora_rank: int = Field(16, ge=1, description="rank of the LoRA matrices; alpha is twice the rank")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
+    device: Device = Field("auto", description="auto: a CUDA GPU if there is one, else the CPU")
     precision: Precision = Field("auto", description="auto: bf16 for pretrained weights on a GPU, else fp32")
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time")
     history: int = Field(20, ge=0, description="transitions in a prompt, after the first state; 0: all")
@@ -193,7 +194,9 @@ class LearnerConfig(Section):
         0, ge=0, description="training steps over which it falls to a tenth; 0: it stays constant"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped at this norm")
-    micro_tokens: int = Field(8192, ge=1, description="tokens per forward and backward pass; bounds memory")
+    micro_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        8192, description="tokens per forward and backward pass; auto: as many as fit into free memory"
+    )
     epochs: int = Field(1, ge=1, description="passes over the trajectories of a step")
     minibatch_size: int | None = Field(None, ge=1, description="trajectories per update; None: all")
     clip_low: float = Field(0.2, ge=0, lt=1, description="lower bound of the importance ratio is 1 - this")

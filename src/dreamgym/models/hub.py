@@ -35,7 +35,7 @@ def check_weights(name: str) -> None:
     if path.suffix == ".gguf" or in_directory:
         raise ConfigError(
             f"{name!r} is a GGUF file, which this engine does not load; convert it to safetensors first "
-            "(docs/guides/endpoints.md, 'GGUF files'), or serve it with llama.cpp and use endpoint:MODEL@URL"
+            "(dreamgym models convert), or serve it with llama.cpp and use endpoint:MODEL@URL"
         )
     if path.is_dir():
         return

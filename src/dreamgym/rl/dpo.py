@@ -126,7 +126,8 @@ class DPO:
         """`(trajectories,)`: summed over all replies of these trajectories; 0 for the others."""
         model = self._optimizer.logprobs
         sums = torch.zeros(len(self._packed.sequences), device=model.device)
-        for found in model.sweep(self._packed.of(members), micro_tokens=self.config.micro_tokens):
+        packed = self._packed.of(members)
+        for found in model.sweep(packed, micro_tokens=self._optimizer.micro_tokens(packed)):
             sums.index_add_(0, self._owner[found.token_ids], found.logprobs)
         return sums
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dreamgym.config import LearnerConfig
 from dreamgym.errors import ConfigError
 from dreamgym.rl.logprobs import LogProbModel, Precision, TokenLogProbs
+from dreamgym.rl.memory import free_memory, measure_pass, tokens_that_fit
 from dreamgym.rl.packing import PackedSequence, micro_batches
 
 Updating: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -196,6 +197,7 @@ class ModelOptimizer:
         self.updates = 0
         """Weight updates so far."""
         self._config = config
+        self._fitting = None if config.micro_tokens == "auto" else config.micro_tokens
         self._updating = agent.updating
         self._model = agent.model
         self._weights = trainable_weights(agent.model)
@@ -219,12 +221,16 @@ class ModelOptimizer:
         parts = micro_batches(sequences, self._max_tokens(sequences))
         for part in parts[:1]:
             self.logprobs.probe_once(part)  # before threads share the model
-        with _gradient_checkpointing(self._model):
-            metrics = accumulate(
-                self._parameters,
-                [functools.partial(lambda part: loss_of(self.logprobs(part)), part) for part in parts],
-                sequential=self._sequential,
-            )
+        try:
+            with _gradient_checkpointing(self._model):
+                metrics = accumulate(
+                    self._parameters,
+                    [functools.partial(lambda part: loss_of(self.logprobs(part)), part) for part in parts],
+                    sequential=self._sequential,
+                )
+        except torch.cuda.OutOfMemoryError:
+            self._halve(sequences, len(parts))
+            return self.apply(sequences, loss_of, lr_scale=lr_scale)
         norm = self._on_one_core(nn.utils.clip_grad_norm_, self._parameters, self._config.max_grad_norm)
         norm = float(norm)
         if norm < float("inf"):
@@ -241,6 +247,38 @@ class ModelOptimizer:
             parameter.grad = None
         return metrics | {"grad_norm": norm}
 
+    def micro_tokens(self, sequences: Sequence[PackedSequence]) -> int:
+        """Tokens per pass: as configured, or as many as fit into memory, measured once on these sequences."""
+        if self._fitting is None:
+            needs = measure_pass(self.logprobs, sequences)
+            if layers := _checkpointed_layers(self._model):
+                with _gradient_checkpointing(self._model):
+                    outside = measure_pass(self.logprobs, sequences)
+                # The input of each layer, and one layer at a time as it is without checkpointing.
+                inputs = 4 * self._model.config.get_text_config().hidden_size * len(layers)
+                one_layer = max(0.0, needs.per_token - outside.per_token) / len(layers)
+                needs = replace(needs, per_token=outside.per_token + inputs + one_layer)
+            free = free_memory(self.logprobs.device)
+            self._fitting = tokens_that_fit(self._parameters, needs, free)
+        return self._fitting
+
+    def _halve(self, sequences: Sequence[PackedSequence], parts: int) -> None:
+        """After an update that did not fit: half as many tokens per pass, as long as that changes something.
+
+        Raises:
+            ConfigError: each pass has one sequence already, or the number is not ours to choose.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._config.micro_tokens != "auto" or parts == len(sequences):
+            raise ConfigError(
+                f"an update with learner.micro_tokens={self._config.micro_tokens!r} does not fit into the "
+                "GPU's memory: set learner.micro_tokens=auto, agent.gradient_checkpointing=true, "
+                "agent.adapter=lora, or fewer transitions in a prompt (agent.history)"
+            ) from None
+        self._fitting = max(1, self.micro_tokens(sequences) // 2)
+        torch.cuda.empty_cache()
+
     def _on_one_core(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if not runs_in_parallel(self._parameters):
             return function(*arguments)
@@ -248,7 +286,7 @@ class ModelOptimizer:
 
     def _max_tokens(self, sequences: Sequence[PackedSequence]) -> float:
         """Small models: a quarter of the batch at most, so that two cores have about the same to do."""
-        limit = self._config.micro_tokens
+        limit = self.micro_tokens(sequences)
         if not runs_in_parallel(self._parameters):
             return limit
         return min(limit, sum(len(sequence.tokens) for sequence in sequences) / _PARALLEL_PARTS)

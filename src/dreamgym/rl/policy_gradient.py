@@ -241,7 +241,7 @@ class PolicyGradient(ABC):
 
     def _all_logprobs(self, model: LogProbModel, packed: PackedBatch) -> Tensor:
         logprobs = torch.zeros(packed.tokens, device=model.device)
-        for found in model.sweep(packed.all, micro_tokens=self.config.micro_tokens):
+        for found in model.sweep(packed.all, micro_tokens=self._optimizer.micro_tokens(packed.all)):
             logprobs[found.token_ids] = found.logprobs
         return logprobs
 

@@ -80,7 +80,8 @@ class PPO(PolicyGradient):
         """Log-probs `(tokens,)` and values `(turns,)` before the update."""
         logprobs = torch.zeros(packed.tokens, device=self._logprobs.device)
         values = torch.zeros(packed.turn_count, device=self._logprobs.device)
-        for found in self._logprobs.sweep(packed.all, micro_tokens=self.config.micro_tokens, bootstrap=True):
+        limit = self._optimizer.micro_tokens(packed.all)
+        for found in self._logprobs.sweep(packed.all, micro_tokens=limit, bootstrap=True):
             assert found.hidden is not None
             logprobs[found.token_ids] = found.logprobs
             values[found.turn_ids] = self.value_head(found.hidden.float())[:, 0].detach()

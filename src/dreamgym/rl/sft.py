@@ -107,7 +107,8 @@ class SFT:
         model = self._optimizer.logprobs.model
         training = model.training
         model.eval()
-        matches = self._optimizer.logprobs.exact_matches(packed.all, micro_tokens=self.config.micro_tokens)
+        limit = self._optimizer.micro_tokens(packed.all)
+        matches = self._optimizer.logprobs.exact_matches(packed.all, micro_tokens=limit)
         model.train(training)
         return matches / max(1, len(packed.all))
 

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 from dreamgym.agents import LanguageModelPolicy, next_prompt_tokens, prompt_reply_pairs, tokenize
-from dreamgym.config import HF_PREFIX, AgentConfig, Config, TrainConfig, validate
+from dreamgym.config import HF_PREFIX, AgentConfig, Config, Device, TrainConfig, validate
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.files import atomic_directory
 from dreamgym.protocols import Environment
@@ -34,7 +34,6 @@ from dreamgym.types import Trajectory
 if TYPE_CHECKING:
     from dreamgym.rl.policy_gradient import PolicyGradient
 
-Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 _FREE = (
     *("device", "precision", "gradient_checkpointing"),
     *("temperature", "evaluation_temperature", "max_tokens"),

@@ -154,9 +154,10 @@ def check_model(settings: AgentConfig | ExperienceConfig, *, section: str) -> No
 def find_device(device: str, *, section: str) -> str:
     import torch
 
-    if device == "cuda" and not torch.cuda.is_available():
+    found = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if device in found and not found[device]():
         raise ConfigError(
-            f"{section}.device='cuda' needs a GPU that torch can use, found none; choose auto or cpu"
+            f"{section}.device={device!r} needs a GPU that torch can use, found none; choose auto or cpu"
         )
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -262,9 +262,10 @@ def sample_tokens(logits: Tensor, params: SamplingParams, positions: npt.NDArray
         probabilities = _within_top_p(probabilities, params.top_p)
     # Single precision loses the tail of a large vocabulary. The search is to the right of equal values, so a
     # token of probability 0 is never found.
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    numbers = torch.from_numpy(uniforms(params.seeds, positions)).to(logits.device)[:, None]
-    drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
+    wide = probabilities.cpu() if logits.device.type == "mps" else probabilities  # MPS has no float64
+    cumulative = wide.cumsum(-1, dtype=torch.float64)
+    numbers = torch.from_numpy(uniforms(params.seeds, positions)).to(cumulative.device)[:, None]
+    drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0].to(logits.device)
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)  # only where a row is not finite
     return torch.where(params.greedy, _argmax(logits), drawn) if bool(params.greedy.any()) else drawn
 
