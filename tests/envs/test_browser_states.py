@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from dreamgym.envs.browser.actions import SIGNATURES, BrowserAction, parse_action
@@ -11,7 +13,12 @@ from dreamgym.envs.browser.mapping import (
     relevant_elements,
     useful_elements,
 )
+from dreamgym.envs.browser.model_mapper import ModelMapper
 from dreamgym.envs.browser.snapshot import ATTRIBUTE, Node, build_tree, render_tree
+from dreamgym.errors import EpisodeFailedError
+from dreamgym.structured import quote
+from dreamgym.testing.scripted import ScriptedLanguageModel
+from dreamgym.types import FailureKind, Task
 
 
 @pytest.mark.parametrize(
@@ -155,3 +162,20 @@ def test_a_tree_is_built_from_chromiums_answers_and_ids_must_be_numbers() -> Non
     lines = ["RootWebArea 'P'", "\t[7] button 'Go [8] link', focused", "\tlink 'Odd'"]
     assert render_tree(root).splitlines() == lines
     assert [node.id for node in useful_elements(root)] == ["7"]
+
+
+async def test_a_language_model_may_choose_the_elements_but_not_invent_them() -> None:
+    rows = [below(Node("", "row", ""), element(number, "button", f"Book {number}")) for number in (3, 4)]
+    root = page(element(1, "link", "Home"), below(Node("2", "table", ""), *rows), element(5, "button", "Go"))
+    reply = {"page": "A table.", "progress": "None.", "next": "Book 3.", "elements": ["3", "5"]}
+    replies = [{**reply, "elements": ["99"]}, reply]
+    model = ScriptedLanguageModel(lambda request: json.dumps(replies.pop(0)))
+    task = Task(id="t", instruction="Book 3.", environment="site")
+    kept = await ModelMapper(model).choose(root, task, ["click('1')"], 10)
+    assert [node.id for node in kept] == ["3", "4", "5"]  # the table is whole
+    assert "there is no element '99'" in model.requests[1].prompt
+    assert quote("click('1')") in model.requests[0].prompt
+    stubborn = ScriptedLanguageModel(lambda request: "[99]")
+    with pytest.raises(EpisodeFailedError) as failed:
+        await ModelMapper(stubborn).choose(root, task, [], 10)
+    assert failed.value.kind == FailureKind.PARSE_ERROR

@@ -15,7 +15,12 @@ from pydantic import Field
 
 from dreamgym.config import Section
 from dreamgym.envs.browser.actions import NOT_AN_ACTION, parse_action
-from dreamgym.envs.browser.mapping import admissible_actions, elements_text, relevant_elements
+from dreamgym.envs.browser.mapping import (
+    admissible_actions,
+    elements_text,
+    relevant_elements,
+    useful_elements,
+)
 from dreamgym.envs.browser.perform import REFUSALS, perform
 from dreamgym.envs.browser.process import BrowserProcess, Tab, check_installed, first_line
 from dreamgym.envs.browser.site import Site, Visit
@@ -54,9 +59,9 @@ class BrowserOptions(Section):
 
 
 class StateMapper(Protocol):
-    """Chooses what of a page an agent sees: the text of the state, from the whole tree."""
+    """Chooses the elements of a page that an agent sees, in document order; `model_mapper` has one."""
 
-    async def map(self, root: Node, task: Task, limit: int) -> str: ...
+    async def choose(self, root: Node, task: Task, actions: list[str], limit: int) -> list[Node]: ...
 
 
 class BrowserEpisode(Episode):
@@ -103,6 +108,7 @@ class BrowserEpisode(Episode):
             refusal = await perform(visit.page, parsed, seconds=seconds, uploads=self._site.uploads)
             if refusal is not None:
                 return _refused(refusal, self._state)
+            visit.actions.append(action)
             if parsed.name == "send_msg_to_user":
                 visit.messages.append(str(parsed.arguments[0]))
             await self._settle(visit)
@@ -260,13 +266,13 @@ class BrowserFactory:
     async def state_of(self, visit: Visit) -> State:
         """What an agent sees of the page, and what it can do there."""
         limit = self.options.elements
-        kept = relevant_elements(visit.tree, visit.task.instruction, limit)
         if self.options.view == "tree":
-            text = render_tree(visit.tree)
-            kept = [node for node in visit.tree.walk() if node.actionable]
-        elif self.mapper is not None:
-            text = await self.mapper.map(visit.tree, visit.task, limit)
+            text, kept = render_tree(visit.tree), useful_elements(visit.tree)
         else:
+            if self.mapper is not None:
+                kept = await self.mapper.choose(visit.tree, visit.task, visit.actions, limit)
+            else:
+                kept = relevant_elements(visit.tree, visit.task.instruction, limit)
             text = elements_text(visit.tree, kept, visit.task.instruction)
         actions = admissible_actions(kept, self.site.values(visit.task))
         return State(text=text, admissible_actions=tuple(actions) or ("noop()",))

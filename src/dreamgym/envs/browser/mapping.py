@@ -20,7 +20,7 @@ TEXTS = 5
 """Lines of texts that belong to no element."""
 _DESCRIPTION, _CONTEXT, _LABEL, _ROW = 260, 180, 30, 600
 """Characters of a description, of the text around an element, of a label, and of a row of a table."""
-_TABLES = ("table", "grid", "treegrid")
+TABLES = ("table", "grid", "treegrid")
 _FIELDS = ("textbox", "searchbox", "combobox", "listbox", "slider", "spinbutton")
 _PRIOR = {"button": 1.2, "tab": 0.8, "link": 0.3, "option": 0.4, "menuitem": 0.6} | dict.fromkeys(
     _FIELDS, 1.0
@@ -55,7 +55,7 @@ def relevant_elements(root: Node, instruction: str, limit: int) -> list[Node]:
     """At most `limit` elements that can be acted on, in document order; a table counts as one, and its
     elements are all kept."""
     tables = [
-        node for node in root.walk() if node.role in _TABLES and _acts(node) and not _within(node, _TABLES)
+        node for node in root.walk() if node.role in TABLES and _acts(node) and not _within(node, TABLES)
     ]
     inside = {id(node): table for table in tables for node in table.walk()}
     useful = useful_elements(root)
@@ -138,7 +138,7 @@ def _pattern(node: Node) -> str:
 def _description(node: Node, *, repeated: bool) -> str:
     """The element's text; for an unclear one also the text around it; what is entered and chosen."""
     own = node.text()
-    unclear = (repeated or not any(map(str.isalpha, own))) and not (own and _within(node, _TABLES))
+    unclear = (repeated or not any(map(str.isalpha, own))) and not (own and _within(node, TABLES))
     around = context(node) if unclear or node.role in ("link", *_FIELDS) else ""
     if not unclear and len(around) > _LABEL:
         around = ""
@@ -192,7 +192,7 @@ def elements_text(root: Node, kept: Sequence[Node], instruction: str) -> str:
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        if node.role in _TABLES and any(id(each) in chosen for each in node.walk()):
+        if node.role in TABLES and any(id(each) in chosen for each in node.walk()):
             lines += _table(node, described, chosen)
             continue
         if id(node) in chosen:

@@ -51,6 +51,8 @@ class Visit:
     """Playwright's browser context."""
     tree: Node = field(default_factory=lambda: Node("", "RootWebArea", ""))
     """The page after the last action."""
+    actions: list[str] = field(default_factory=list)
+    """What the agent has done."""
     messages: list[str] = field(default_factory=list)
     """What the agent has sent to the user."""
     data: Any = None
