@@ -36,6 +36,7 @@ COMPOSITION = {
     "play",
     "rollouts",
     "collection",
+    "distributed",
     "training",
     "evaluation",
     "learning",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,10 @@ from typing import Any
 
 from dreamgym.config import Config
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.distributed.jobs import Loss, UsageRows
+from dreamgym.distributed.real import RealSetup
+from dreamgym.distributed.setup import LOGS, check_budget, divided, open_pool, pool_settings
+from dreamgym.distributed.worker import WorkerState
 from dreamgym.envs.coverage import Coverage
 from dreamgym.envs.episode import first_tasks
 from dreamgym.envs.exploration import ExplorationMemory, ExplorePolicy
@@ -25,7 +29,7 @@ from dreamgym.envs.references import short_name
 from dreamgym.envs.scripted_policies import make_policy, resolve_policy
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import write_text
-from dreamgym.models.registry import LanguageModels, check_language_model, names_language_model
+from dreamgym.models.registry import CACHE, LanguageModels, check_language_model, names_language_model
 from dreamgym.prompted_policy import PromptedPolicy
 from dreamgym.protocols import Environment, EnvironmentFactory, Policy
 from dreamgym.rollouts import run_episode
@@ -118,8 +122,13 @@ async def collect(
             await models.check_reachable()
         places = asyncio.Semaphore(settings.concurrency)
 
+        run_job = await _where(stack, config, factory, models)
+
         async def play(episode: int, task: Task) -> None:
-            result = await _episode(config, factory, models, exploration, episode, task)
+            explores = settings.policy == ExplorePolicy.name
+            memory, earlier = await exploration.before(episode) if explores else (None, [])
+            job = EpisodeJob(config=config, episode=episode, task=task, memory=memory, earlier=earlier)
+            result = await run_job(job)
             exploration.finish(episode, result)
             await finished.put(result)
 
@@ -204,37 +213,80 @@ async def _tasks(
         yield episode, known[place % len(known)]
 
 
-async def _episode(
-    config: Config,
-    factory: EnvironmentFactory,
-    models: LanguageModels,
-    exploration: _Exploration,
-    episode: int,
-    task: Task,
-) -> Trajectory | RolloutFailure:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeJob:
+    """One episode, to be played here or by a worker."""
+
+    config: Config
+    episode: int
+    task: Task
+    memory: ExplorationMemory | None
+    earlier: Sequence[Trajectory]
+
+    @property
+    def name(self) -> str:
+        return f"episode {self.episode}"
+
+    async def run(self, state: WorkerState) -> tuple[Trajectory | RolloutFailure, UsageRows]:
+        return await self.play(state.factory, state.models), state.new_usage()
+
+    async def play(self, factory: EnvironmentFactory, models: LanguageModels) -> Trajectory | RolloutFailure:
+        config, settings = self.config, self.config.collect
+        seed = derive_seed("collect", config.seed, self.episode)
+
+        def policy(environment: Environment) -> Policy:
+            if names_language_model(settings.policy):
+                model = models.open(settings.policy, role="agent")
+                return PromptedPolicy(model, config.agent, seed=seed, name=settings.policy)
+            if settings.policy == ExplorePolicy.name:
+                return ExplorePolicy(
+                    seed, memory=self.memory, earlier=self.earlier, templates=settings.actions
+                )
+            named = resolve_policy(settings.policy, seed=config.seed, episode=self.episode)
+            return make_policy(named, environment, seed=seed)
+
+        name = trajectory_id(factory.name, settings.split, config.seed, self.episode, settings.policy)
+        return await run_episode(
+            lambda: factory.make(self.task, seed=seed),
+            policy,
+            trajectory_id=name,
+            task=self.task,
+            seed=seed,
+            keep_admissible_actions=settings.admissible_actions,
+            keep_world_sheet=settings.world_sheet,
+        )
+
+
+async def _where(
+    stack: AsyncExitStack, config: Config, factory: EnvironmentFactory, models: LanguageModels
+) -> Callable[[EpisodeJob], Awaitable[Trajectory | RolloutFailure]]:
+    """Plays episodes in this process, or on ``collect.workers`` workers."""
     settings = config.collect
-    seed = derive_seed("collect", config.seed, episode)
-    explores = settings.policy == ExplorePolicy.name
-    memory, earlier = await exploration.before(episode) if explores else (None, [])
-
-    def policy(environment: Environment) -> Policy:
-        if names_language_model(settings.policy):
-            model = models.open(settings.policy, role="agent")
-            return PromptedPolicy(model, config.agent, seed=seed, name=settings.policy)
-        if explores:
-            return ExplorePolicy(seed, memory=memory, earlier=earlier, templates=settings.actions)
-        named = resolve_policy(settings.policy, seed=config.seed, episode=episode)
-        return make_policy(named, environment, seed=seed)
-
-    return await run_episode(
-        lambda: factory.make(task, seed=seed),
-        policy,
-        trajectory_id=trajectory_id(factory.name, settings.split, config.seed, episode, settings.policy),
-        task=task,
-        seed=seed,
-        keep_admissible_actions=settings.admissible_actions,
-        keep_world_sheet=settings.world_sheet,
+    if not settings.workers:
+        return lambda job: job.play(factory, models)
+    check_budget(config, "--workers 0")
+    setup = RealSetup.of(divided(config, settings.workers), factory, settings.out / CACHE)
+    limits = pool_settings(
+        config, settings.workers, jobs=settings.episodes, episodes=1, concurrency=settings.concurrency
     )
+    pool, _ = await open_pool(
+        *(stack, config, setup, limits),
+        workers=settings.workers,
+        logs=settings.out / LOGS,
+        on_event=lambda message: None,
+    )
+
+    async def run(job: EpisodeJob) -> Trajectory | RolloutFailure:
+        found = await pool.run(job)
+        if isinstance(found, Loss):
+            return RolloutFailure(
+                task=job.task, kind=found.kind, message=found.message, attempts=found.attempts
+            )
+        result: Trajectory | RolloutFailure = found[0]
+        models.usage.add(found[1])
+        return result
+
+    return run
 
 
 async def _store(

@@ -177,6 +177,8 @@ class GroupReport(Sequence[RolloutGroup]):
     """One failure for each missing group."""
     episodes: int = 0
     steps: int = 0
+    taken: int = 0
+    """Environment steps, also those of failed attempts; a `GroupPlayer` counts them."""
     pauses: int = 0
 
     @property

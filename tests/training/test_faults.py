@@ -26,8 +26,9 @@ from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.models.endpoint.client import Endpoint, EndpointLanguageModel
 from dreamgym.training.metrics import read_metrics
+from dreamgym.training.progress import Progress
 from dreamgym.training.run_dir import RunDir
-from dreamgym.training.trainer import Progress, train
+from dreamgym.training.trainer import train
 from tests.training import corridor_server, training_run
 from tests.training.training_run import record, run, settings
 

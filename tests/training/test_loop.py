@@ -28,9 +28,10 @@ from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.training.agent import Agent
 from dreamgym.training.metrics import Row, read_metrics
+from dreamgym.training.progress import Progress
 from dreamgym.training.run_dir import RunDir, read_config
 from dreamgym.training.sim_to_real import sim_to_real
-from dreamgym.training.trainer import Progress, train
+from dreamgym.training.trainer import train
 from dreamgym.types import (
     CompletionRequest,
     FailureKind,

@@ -32,6 +32,9 @@ def collect_command(
     out: Annotated[
         Path | None, typer.Option(help="directory of trajectory shards; resumed if it exists")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="processes that play them; 0: this process", min=0)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="seed of tasks and policies")] = None,
     data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,
     admissible_actions: Annotated[
@@ -65,6 +68,7 @@ def collect_command(
             "collect.episodes_per_task": episodes_per_task,
             "collect.split": split,
             "collect.out": out,
+            "collect.workers": workers,
             "collect.admissible_actions": admissible_actions,
             "collect.world_sheet": world_sheet,
             "seed": seed,

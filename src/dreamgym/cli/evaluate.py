@@ -35,6 +35,9 @@ def evaluate_command(
         float | None, typer.Option(help="Of the replies; by default agent.evaluation_temperature.", min=0)
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Concurrent episodes.", min=1)] = 64,
+    workers: Annotated[
+        int, typer.Option(help="Processes that play the episodes; 0: this process.", min=0)
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Chooses the tasks and their randomness.")] = 0,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -74,6 +77,7 @@ def evaluate_command(
                 episodes=episodes,
                 seed=seed,
                 concurrency=concurrency,
+                workers=workers,
                 temperature=temperature,
                 on_episode=on_episode,
             )

@@ -20,7 +20,7 @@ from dreamgym.errors import ConfigError
 
 if TYPE_CHECKING:
     from dreamgym.integrations.trackers import Mirror
-    from dreamgym.training.trainer import OnProgress, Progress
+    from dreamgym.training.progress import OnProgress, Progress
 
 
 def train_command(

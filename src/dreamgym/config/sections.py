@@ -48,6 +48,7 @@ class CollectConfig(Section):
     split: str = "train"
     out: Path = Path("trajectories")
     concurrency: int = Field(64, ge=1, description="episodes in flight")
+    workers: int = Field(0, ge=0, description="processes that play them; 0: this process")
     admissible_actions: bool = Field(True, description="record the admissible actions of each state")
     world_sheet: bool = Field(True, description="record the hidden facts of each episode")
 
@@ -302,6 +303,10 @@ class TrainConfig(Section):
     tasks_per_step: int = Field(8, ge=1)
     group_size: int = Field(8, ge=2, description="rollouts per task (the paper's n)")
     concurrency: int = Field(256, ge=1, description="concurrent episodes")
+    workers: int = Field(0, ge=0, description="processes that play rollouts; 0: this process")
+    max_staleness: int = Field(
+        0, ge=0, description="steps whose rollouts begin before the update of the current one; needs workers"
+    )
     retries: int = Field(2, ge=0, description="retries of an episode whose environment failed")
     failure_pause_seconds: float = Field(10.0, ge=0, description="each pause after too many failures")
     update_replay_buffer: bool = Field(True, description="add fresh transitions to the run's replay buffer")
@@ -326,6 +331,17 @@ class TrainConfig(Section):
     monitor_patience: int = Field(
         10, ge=1, description="bad steps before a warning; training stops after twice as many"
     )
+
+
+class ClusterConfig(Section):
+    """What happens when a worker is late or lost."""
+
+    group_seconds: float = Field(1800.0, gt=0, description="deadline of a rollout group on one worker")
+    late_groups: Literal["retry", "drop"] = Field(
+        "retry", description="a group that misses it is played on another worker, or counted as failed"
+    )
+    attempts: int = Field(3, ge=1, description="workers that a group is tried on; then it has failed")
+    start_seconds: float = Field(300.0, gt=0, description="for a worker to get ready")
 
 
 class CurriculumConfig(Section):
@@ -416,5 +432,6 @@ class Config(Section):
     agent: AgentConfig = AgentConfig()
     learner: LearnerConfig = LearnerConfig()
     train: TrainConfig = TrainConfig()
+    cluster: ClusterConfig = ClusterConfig()
     endpoints: dict[str, EndpointConfig] = Field(default_factory=dict)
     budget: BudgetConfig = BudgetConfig()

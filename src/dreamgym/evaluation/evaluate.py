@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.distributed.player import GroupPlayer, GroupRequest, LocalPlayer
 from dreamgym.envs.episode import first_tasks
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.errors import ConfigError
@@ -23,8 +24,8 @@ from dreamgym.evaluation.statistics import (
 )
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.protocols import EnvironmentFactory
-from dreamgym.rollouts import GroupSettings, PolicyFactory, run_groups
-from dreamgym.types import Task, Trajectory
+from dreamgym.rollouts import CircuitBreaker, GroupSettings, PolicyFactory
+from dreamgym.types import RolloutGroup, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class Comparison:
 
 async def evaluate(
     factory: EnvironmentFactory,
-    make_policy: PolicyFactory,
+    make_policy: PolicyFactory | None = None,
     *,
     split: str,
     episodes: int = 200,
@@ -118,28 +119,39 @@ async def evaluate(
     policy: str = "policy",
     on_episode: Callable[[], None] | None = None,
     keep: Path | None = None,
+    player: GroupPlayer | None = None,
 ) -> Evaluation:
-    """Play episodes of one split with one policy. The directory `keep` holds the trajectories of this
-    policy and these arguments: an interrupted evaluation resumes from it."""
+    """Play episodes of one split with one policy, that of `make_policy` or of the `player`. The directory
+    `keep` holds the trajectories of this policy and these arguments: an interrupted evaluation resumes from
+    it."""
     began = time.perf_counter()
-    metered = StepCounter(factory, on_end=on_episode)
+    settings = GroupSettings(size=1, concurrency=concurrency, retries=retries)
+    if player is None:
+        assert make_policy is not None, "pass make_policy or player"
+        player = LocalPlayer(StepCounter(factory), make_policy, CircuitBreaker(settings))
+    notify = on_episode or (lambda: None)
     tasks = await tasks_of(factory, split, episodes, seed)
     with gc_frozen(), nullcontext() if keep is None else TrajectoryWriter(keep) as writer:
         kept = map(_episode, read_trajectories(keep)) if keep is not None and writer and writer.ids else ()
         behind = {episode.number: episode for episode in kept if episode.number < len(tasks)}
         missing = [number for number in range(len(tasks)) if number not in behind]
         for _ in behind:
-            metered.on_end()
-        report = await run_groups(
-            metered,
-            make_policy,
-            [tasks[number] for number in missing],
+            notify()
+
+        def on_group(group: RolloutGroup) -> None:
+            if writer is not None:
+                _keep(writer, group.trajectories[0])
+            notify()
+
+        request = GroupRequest(
+            tasks=[tasks[number] for number in missing],
             name="evaluation",
             seed=seed,
-            settings=GroupSettings(size=1, concurrency=concurrency, retries=retries),
+            settings=settings,
             numbers=missing,
-            on_group=None if writer is None else lambda group: _keep(writer, group.trajectories[0]),
+            on_group=on_group,
         )
+        report = await player.play(request)
     played = {episode.number: episode for episode in (_episode(g.trajectories[0]) for g in report.groups)}
     return Evaluation(
         policy=policy,
@@ -148,7 +160,7 @@ async def evaluate(
         seed=seed,
         episodes=tuple(episode for _, episode in sorted((behind | played).items())),
         failures={str(kind): count for kind, count in report.failures.items()},
-        real_steps=metered.steps + sum(episode.steps for episode in behind.values()),
+        real_steps=report.taken + sum(episode.steps for episode in behind.values()),
         seconds=time.perf_counter() - began,
     )
 

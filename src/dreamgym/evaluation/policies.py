@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from dreamgym.config import Config
 from dreamgym.envs.scripted_policies import make_policy, resolve_policy
@@ -49,18 +49,23 @@ def check_policy(name: str, config: Config) -> None:
 
 @asynccontextmanager
 async def open_policy(
-    name: str, config: Config, temperature: float | None, notes: list[str]
+    name: str,
+    config: Config,
+    temperature: float | None,
+    notes: list[str],
+    models: LanguageModels | None = None,
 ) -> AsyncIterator[tuple[PolicyFactory, str]]:
-    """The factory of a policy and its full name; `notes` receives what endpoints cost."""
+    """The factory of a policy and its full name; `notes` receives what endpoints cost, unless the caller has
+    opened `models`."""
     if names_language_model(name):
         chosen = config.agent.evaluation_temperature if temperature is None else temperature
-        async with LanguageModels(config) as models:
+        async with nullcontext(models) if models is not None else LanguageModels(config) as opened:
             with stage("evaluation"):
-                model = models.open(name, role="agent")
-                await models.check_reachable()
+                model = opened.open(name, role="agent")
+                await opened.check_reachable()
                 yield prompted_policy_factory(model, config.agent.at_temperature(chosen), name=name), name
-            if models.usage.rows:
-                notes.append(f"endpoints: {models.usage.summary()}")
+            if models is None and opened.usage.rows:
+                notes.append(f"endpoints: {opened.usage.summary()}")
         return
     if not names_run(name) and is_scripted(name):
         yield scripted_policy_factory(name), name

@@ -5,20 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dreamgym.config import Config
+from dreamgym.distributed.player import GroupPlayer, LocalPlayer
+from dreamgym.distributed.real import EvaluationSetup, RealSetup
+from dreamgym.distributed.setup import LOGS, check_budget, divided, open_player, pool_settings
 from dreamgym.envs.references import short_name
 from dreamgym.envs.registry import open_environment
+from dreamgym.envs.wrappers import StepCounter
 from dreamgym.evaluation.evaluate import Comparison, Evaluation, compare, evaluate, evaluation_split
 from dreamgym.evaluation.policies import open_policy
 from dreamgym.evaluation.sim_real_gap import dream_success, gap_warning
 from dreamgym.files import write_text
 from dreamgym.models.registry import names_language_model
+from dreamgym.models.usage import Usage
 from dreamgym.protocols import EnvironmentFactory
+from dreamgym.rollouts import CircuitBreaker, GroupSettings
 from dreamgym.training.run_dir import METRICS, RunDir, parse_policy_name, read_config
 
 DIRECTORY = "evaluations"
@@ -55,9 +62,11 @@ async def evaluate_runs(
     temperature: float | None = None,
     on_episode: OnEpisode = lambda policy: None,
     factory: EnvironmentFactory | None = None,
+    workers: int = 0,
 ) -> RunEvaluation:
     """Play the same real episodes with each policy; results and trajectories go into the run directory.
-    `factory` is the environment if it is open already; it stays open."""
+    `factory` is the environment if it is open already; it stays open. Episodes are played by `workers`
+    processes, or in this one."""
     found: list[Evaluation] = []
     notes = [note for name in names if not names_language_model(name) and (note := _unfinished(name))]
     own = factory is None
@@ -65,11 +74,18 @@ async def evaluate_runs(
     try:
         chosen = split or evaluation_split(factory.splits)
         for name in names:
-            async with open_policy(name, config, temperature, notes) as (make_policy, policy):
+            policy = _full_name(name)
+            player = _open_player(
+                *(config, factory, policy, temperature, notes),
+                workers=workers,
+                episodes=episodes,
+                concurrency=concurrency,
+            )
+            async with player as opened:
                 found.append(
                     await evaluate(
                         factory,
-                        make_policy,
+                        player=opened,
                         split=chosen,
                         episodes=episodes,
                         seed=seed,
@@ -101,6 +117,54 @@ def environment_of(run: str, given: Config) -> Config:
         return given
     options = {**trained.options, **given.environment.options}
     return given.model_copy(update={"environment": trained.model_copy(update={"options": options})})
+
+
+def _full_name(name: str) -> str:
+    """``RUN@STEP`` of a run's selected policy; other names as they are."""
+    if names_language_model(name):
+        return name
+    run, step = parse_policy_name(name)
+    return f"{run}@{RunDir(run).selected_policy() if step is None else step}"
+
+
+@asynccontextmanager
+async def _open_player(
+    config: Config,
+    factory: EnvironmentFactory,
+    policy: str,
+    temperature: float | None,
+    notes: list[str],
+    *,
+    workers: int,
+    episodes: int,
+    concurrency: int,
+) -> AsyncIterator[GroupPlayer]:
+    """Plays episodes with this policy here or on workers; usage of endpoints becomes a note."""
+    breaker = CircuitBreaker(GroupSettings(size=1, concurrency=concurrency))
+    if not workers:
+        async with open_policy(policy, config, temperature, notes) as (make_policy, _):
+            yield LocalPlayer(StepCounter(factory), make_policy, breaker)
+        return
+    check_budget(config, "--workers 0")
+    usage, folder = Usage(), Path(DIRECTORY)
+    if not names_language_model(policy):
+        folder = parse_policy_name(policy)[0]
+    setup = EvaluationSetup(
+        real=RealSetup.of(divided(config, workers), factory), policy=policy, temperature=temperature
+    )
+    async with AsyncExitStack() as stack:
+        yield await open_player(
+            *(stack, config, setup),
+            pool_settings(config, workers, jobs=episodes, episodes=1, concurrency=concurrency),
+            breaker,
+            workers=workers,
+            logs=folder / LOGS,
+            on_event=notes.append,
+            usage=usage,
+            stage="evaluation",
+        )
+    if usage.rows:
+        notes.append(f"endpoints: {usage.summary()}")
 
 
 def _trajectories(

@@ -30,6 +30,7 @@ from dreamgym.training import experience, trainer
 from dreamgym.training.annotators import choose_annotator
 from dreamgym.training.experience_run import ExperienceRun, environment_of_data
 from dreamgym.training.fine_tuning import Progress as FineTuningProgress
+from dreamgym.training.progress import Progress
 from dreamgym.training.run_dir import TRAJECTORIES, flat
 from dreamgym.types import Trajectory
 
@@ -189,7 +190,7 @@ class Pipeline:
             train = config.train.model_copy(update={"data": self.sources()})
             config = config.model_copy(update={"train": train})
 
-        def on_progress(progress: trainer.Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             for warning in progress.warnings:
                 self.log(f"warning: {warning}")
             self._progress(progress.stage, progress.done, progress.total, progress.note)

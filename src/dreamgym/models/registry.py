@@ -100,10 +100,11 @@ def check_language_model(name: str, config: Config) -> None:
 class LanguageModels:
     """The open language models of one command. Close it in the event loop that used it."""
 
-    def __init__(self, config: Config, *, folder: Path | None = None) -> None:
-        """`folder` of the run holds usage and reply cache; a resumed run continues both."""
+    def __init__(self, config: Config, *, folder: Path | None = None, cache: Path | None = None) -> None:
+        """`folder` of the run holds usage and reply cache; a resumed run continues both. A worker of the run
+        has only its `cache`."""
         self._config = config
-        self._folder = folder
+        self._default_cache = folder / CACHE if cache is None and folder is not None else cache
         self.usage = Usage(config.budget, folder / FILE if folder is not None else None)
         self._endpoints: dict[str, Endpoint] = {}
         self._caches: dict[Path, ReplyCache] = {}
@@ -154,7 +155,7 @@ class LanguageModels:
         await self.aclose()
 
     def _cache(self, settings: EndpointConfig) -> ReplyCache | None:
-        path = settings.cache or (self._folder / CACHE if self._folder is not None else None)
+        path = settings.cache or self._default_cache
         if path is None:
             return None
         if path not in self._caches:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
@@ -119,6 +119,11 @@ class Usage:
     def row(self, role: str, endpoint: str) -> UsageRow:
         """The row of the current stage."""
         return self.rows.setdefault((_stage.get(), role, endpoint), UsageRow())
+
+    def add(self, rows: Mapping[RowKey, UsageRow]) -> None:
+        """Count what a worker used."""
+        for key, row in rows.items():
+            self.rows.setdefault(key, UsageRow()).add(row)
 
     def move(self, source: str, target: str) -> UsageRow:
         """Count what one stage used under another one; returns its sum."""

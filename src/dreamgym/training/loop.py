@@ -6,22 +6,24 @@ derived from the run's seed and the step number, so a resumed run equals one tha
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from dreamgym.envs.wrappers import StepCounter
+from dreamgym.distributed.player import GroupPlayer, GroupRequest
 from dreamgym.errors import BudgetSpentError, RolloutsFailingError
 from dreamgym.evaluation.evaluate import Evaluation
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.models.usage import stage
 from dreamgym.protocols import Learner, TaskSource
-from dreamgym.rollouts import CircuitBreaker, GroupReport, GroupSettings, Origin, PolicyFactory, run_groups
+from dreamgym.rollouts import GroupReport, GroupSettings, Origin
 from dreamgym.seeding import derive_seed
 from dreamgym.training.audits import Audits
 from dreamgym.training.metrics import Row, train_row
 from dreamgym.training.monitors import Monitors
 from dreamgym.training.run_recorder import RunRecorder
+from dreamgym.types import Task
 
 OnStep = Callable[[Row, list[str]], None]
 """Takes the metrics of each step or evaluation, and the monitors' warnings."""
@@ -32,13 +34,11 @@ class Loop:
     """The parts of a run; `recorder` holds its progress."""
 
     tasks: TaskSource
-    factory: StepCounter
-    make_policy: PolicyFactory
+    player: GroupPlayer
     learner: Learner
     monitors: Monitors
     recorder: RunRecorder
     groups: GroupSettings
-    breaker: CircuitBreaker
     origin: Callable[[], Origin]
     evaluate: Callable[[], Awaitable[Evaluation]] | None
     """In the real environment, on the validation split; None for no evaluation."""
@@ -51,6 +51,8 @@ class Loop:
     on_step: OnStep = lambda row, warnings: None
     dream_success: float | None = None
     """Success of the last step in the dream."""
+    _begun: dict[int, asyncio.Task[GroupReport]] = field(default_factory=dict)
+    """The rollouts of steps that were not trained on yet."""
 
     async def run(self) -> str:
         """Train until the last step or the end of the budget; returns why it ended."""
@@ -85,6 +87,9 @@ class Loop:
         except BudgetSpentError as error:  # not a failure: the run has used its budget
             return str(error)
         finally:
+            for begun in self._begun.values():
+                begun.cancel()
+            await asyncio.gather(*self._begun.values(), return_exceptions=True)
             if recorder.consistent:  # also after Ctrl-C or a failure: the next run resumes here
                 recorder.checkpoint()
 
@@ -97,12 +102,15 @@ class Loop:
             return  # an outage, not one bad task: the same step again, until it works or the breaker raises
         began = time.perf_counter()
         recorder.consistent = False
+        before = self.origin().policy_version
         update = self.learner.update(report.groups)
         recorded = await self.tasks.record(report.groups)
         recorder.done += 1
         recorder.episodes += sum(len(group.trajectories) for group in report.groups)
         recorder.spend("update_seconds", time.perf_counter() - began)
         row = train_row(number, report, update, refusals=self.refusals) | {"tasks": dict(recorded)}
+        if recorder.config.max_staleness:
+            row["staleness"] = _staleness(report, before)
         recorder.last_failure = row["last_failure"] or recorder.last_failure
         warnings = self.monitors.watch(row)
         audit = await self._audit(
@@ -128,22 +136,38 @@ class Loop:
         return row
 
     async def _rollouts(self, number: int) -> GroupReport:
-        recorder, before, began = self.recorder, self.factory.steps, time.perf_counter()
-        real = recorder.config.mode == "real" and recorder.real_left is not None
-        self.factory.limit = before + (recorder.real_left or 0) if real else None
-        report = await run_groups(
-            self.factory,
-            self.make_policy,
-            await self.tasks.sample(self._count()),
-            name=f"{recorder.run_dir.path.name}-{number:06d}",
-            seed=derive_seed(self.seed, "step", number),
-            settings=replace(self.groups, size=self._group_size()),
-            origin=self.origin(),
-            breaker=self.breaker,
-        )
-        recorder.spend(f"{self.origin().source}_steps", self.factory.steps - before)
+        recorder, began = self.recorder, time.perf_counter()
+        await self.player.publish(self.origin().policy_version, recorder.weights)
+        await self._begin(number)
+        report = await self._begun.pop(number)
+        recorder.spend(f"{self.origin().source}_steps", report.taken)
         recorder.spend("rollout_seconds", time.perf_counter() - began)
         return report
+
+    async def _begin(self, number: int) -> None:
+        """Begin the rollouts of this step, and of as many later ones as may be stale."""
+        last = min(number + self.recorder.config.max_staleness, self.recorder.config.steps - 1)
+        steps = [step for step in range(number, max(number, last) + 1) if step not in self._begun]
+        if not steps:
+            return
+        count = self._count()
+        tasks = await self.tasks.sample(count * len(steps))
+        for place, step in enumerate(steps):
+            request = self._request(step, tasks[place * count : (place + 1) * count])
+            self._begun[step] = asyncio.create_task(self.player.play(request))
+
+    def _request(self, number: int, tasks: Sequence[Task]) -> GroupRequest:
+        recorder, size = self.recorder, self._group_size()
+        real = recorder.config.mode == "real" and recorder.real_left is not None
+        return GroupRequest(
+            tasks=tasks,
+            name=f"{recorder.run_dir.path.name}-{number:06d}",
+            seed=derive_seed(self.seed, "step", number),
+            settings=replace(self.groups, size=size),
+            origin=self.origin(),
+            limit=recorder.real_left if real else None,
+            group_limit=self.horizon and self.horizon * size * (1 + self.groups.retries),
+        )
 
     def _count(self) -> int:
         """Tasks of the next step: no more groups than the remaining real steps pay for at their longest, but
@@ -162,3 +186,9 @@ class Loop:
         if left is None or self.horizon is None or self.recorder.config.mode != "real":
             return size
         return max(2, min(size, left // self.horizon))
+
+
+def _staleness(report: GroupReport, version: int) -> float:
+    """Weight updates between the start of a group and its use, on average."""
+    ages = [version - group.trajectories[0].provenance.policy_version for group in report.groups]
+    return sum(ages) / max(1, len(ages))

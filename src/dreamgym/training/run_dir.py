@@ -12,6 +12,7 @@ predictions.jsonl demonstrations and changes behind their steps
 replay.sqlite     the replay buffer, fresh transitions included
 audits.jsonl      real episodes of audits
 experience/       weights of the experience model after an audit
+workers/          what worker processes print
 policy/           the selected policy in the Hugging Face format
 summary.json      the result
 
@@ -40,6 +41,7 @@ _MAY_CHANGE = frozenset(
     {
         *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens"),
         *("train.out", "train.steps", "train.real_steps", "train.seconds", "train.concurrency"),
+        *("train.workers", "train.max_staleness"),
         *("train.retries", "train.save_policy_every", "train.save_groups", "train.monitors"),
         *("train.monitor_patience", "train.failure_pause_seconds"),
         *("train.evaluate_every", "train.evaluate_episodes"),
@@ -48,7 +50,7 @@ _MAY_CHANGE = frozenset(
     }
 )
 """Settings that may differ when a run resumes; sections that training does not use may differ too."""
-_NOT_USED = ("collect.", "experience.", "endpoints.", "budget.")
+_NOT_USED = ("collect.", "experience.", "endpoints.", "budget.", "cluster.")
 
 
 class RunDir:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dreamgym.config import Config
 from dreamgym.data.datasets import dataset_path
+from dreamgym.distributed.setup import check_budget
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
 from dreamgym.models.registry import check_language_model, names_language_model
@@ -41,10 +42,39 @@ def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentS
         )
     if chosen.mode == "real" and chosen.audit_every:
         raise ConfigError("train.audit_every audits a dream: set it to 0, or set train.mode=dream")
+    if chosen.workers:
+        check_workers(config)
+    if chosen.max_staleness:
+        _check_staleness(config)
     generates(config, spec)
     for source in chosen.data:
         dataset_path(source)
     return spec
+
+
+def check_workers(config: Config) -> None:
+    """Settings that need one process."""
+    check_budget(config, "train.workers=0")
+    if config.train.resets != "none":
+        raise ConfigError("train.resets begins episodes within those of one process: set train.workers=0")
+    if config.train.audit_every and config.train.mode == "dream":
+        raise ConfigError(
+            "train.audit_every fine-tunes the experience model of one process: set train.workers=0, or "
+            "audit_every=0"
+        )
+
+
+def _check_staleness(config: Config) -> None:
+    chosen = config.train
+    if not chosen.workers:
+        raise ConfigError("train.max_staleness: rollouts overlap with updates on workers: set train.workers")
+    if config.learner.old_logprobs != "recorded" or config.agent.temperature != 1:
+        raise ConfigError(
+            "train.max_staleness trains on rollouts of older policies: their log-probs must be those "
+            "of sampling: set learner.old_logprobs=recorded and agent.temperature=1"
+        )
+    if chosen.real_steps is not None:
+        raise ConfigError("train.max_staleness begins rollouts that a budget of real_steps cannot foresee")
 
 
 def _check_dream(config: Config, spec: EnvironmentSpec | None, has_experience_model: bool) -> None:

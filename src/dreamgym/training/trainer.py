@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 from dreamgym.config import Config, TrainConfig
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.distributed.player import GroupPlayer, LocalPlayer
+from dreamgym.distributed.setup import open_training_player
+from dreamgym.distributed.worker import TrainSetup
 from dreamgym.envs.registry import EnvironmentSpec, environment_horizon, open_environment
-from dreamgym.envs.synthetic import StartFor
+from dreamgym.envs.synthetic import EpisodeStart, StartFor
 from dreamgym.errors import ConfigError, DreamExploitedError
 from dreamgym.evaluation.evaluate import Evaluation, evaluate, validation_split
 from dreamgym.files import atomic_directory, write_text
@@ -33,6 +36,7 @@ from dreamgym.training.loop import Loop
 from dreamgym.training.metrics import MetricsLog, Row, read_metrics
 from dreamgym.training.monitors import Monitors
 from dreamgym.training.prediction_log import PREDICTIONS
+from dreamgym.training.progress import OnProgress, Progress
 from dreamgym.training.resets import with_resets
 from dreamgym.training.run_dir import (
     BASE,
@@ -62,37 +66,6 @@ _RECENT = 3
 """Training steps whose mean success is in the summary."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The progress of a run, for a progress bar or a log."""
-
-    stage: str
-    """``replay buffer``, ``gate``, ``warm start``, ``dpo`` or ``train``."""
-    done: int
-    total: int
-    """In steps; with a budget of real steps, in those."""
-    row: Row
-    warnings: tuple[str, ...] = ()
-    endpoints: str = ""
-    """Usage of endpoints so far, in one line; empty where none was used."""
-
-    @property
-    def note(self) -> str:
-        """The newest result in a few words."""
-        row = self.row
-        if row.get("kind") == "audit":
-            return f"{row['successes']['value'] or 0:.0%} of {row['successes']['count']} successes real"
-        if row.get("kind") == "train":
-            return f"success {row['success']:.0%}, return {row['return_mean']:.2f}"
-        if row.get("kind") == "evaluation":
-            value = row["success"]["value"]
-            return "" if value is None else f"real success {value:.0%} on {row['split']}"
-        return f"loss {row['loss']:.3f}" if "loss" in row else ""
-
-
-OnProgress = Callable[[Progress], None]
-
-
 @dataclass(slots=True, kw_only=True)
 class _Run:
     """What every part of one call of `train` needs."""
@@ -107,6 +80,8 @@ class _Run:
     start_for: StartFor | None
     """The starts of tasks that no trajectory holds; a curriculum sets it."""
     on_progress: OnProgress
+    setup: TrainSetup | None = None
+    """Of the workers, if there are any."""
     gate: PracticeGate | None = None
     """None for a real environment."""
     exploited: DreamExploitedError | None = None
@@ -115,6 +90,10 @@ class _Run:
     @property
     def refusals(self) -> tuple[str, ...]:
         return self.spec.refusals if self.spec is not None else ()
+
+    def new_start(self, task: Task, seed: int) -> EpisodeStart | None:
+        """Of a task that no trajectory holds."""
+        return None if self.start_for is None else self.start_for(task, seed)
 
     def report(self, stage: str, done: int, total: int, row: Row | None = None) -> None:
         self.on_progress(Progress(stage=stage, done=done, total=total, row=row or {}))
@@ -148,6 +127,8 @@ async def train(
                 start_for=start_for,
                 on_progress=on_progress or (lambda progress: None),
             )
+            if config.train.workers:
+                run.setup = TrainSetup.of(config, run_dir.path, spec, real, experience_model)
             agent = _initial_agent(run)
             stack.push_async_callback(agent.aclose)
             if config.learner.algorithm == "dpo":
@@ -172,7 +153,7 @@ async def _train_rl(
         real=run.real,
         experience_model=run.experience_model,
         models=run.models,
-        start_for=lambda task, seed: None if run.start_for is None else run.start_for(task, seed),
+        start_for=run.new_start,
         on_row=lambda done, total: run.report("replay buffer", done, total),
     )
     await run.models.check_reachable()  # an error before the warm start, not after it
@@ -194,16 +175,13 @@ async def _train_rl(
         recorder.spent["warm_start_seconds"] = seconds_of(state)
     if recorder.best < 0:  # a run that goes on after it was stopped is not what was selected then
         (run_dir.path / SELECTED).unlink(missing_ok=True)
-    groups = _group_settings(config)
     loop = Loop(
         tasks=tasks,
-        factory=source.factory,
-        make_policy=agent.policy_factory(run_dir.path.name),
+        player=await _player(run, stack, source, agent, recorder),
         learner=learner,
         monitors=monitors,
         recorder=recorder,
-        groups=groups,
-        breaker=CircuitBreaker(groups, lambda why: _on_step(run, recorder, {}, [why])),
+        groups=_group_settings(config),
         origin=functools.partial(_origin, chosen, learner),
         evaluate=_validation(run, agent, run.real) if chosen.evaluate_every and run.real else None,
         seed=config.seed,
@@ -228,6 +206,24 @@ def _learner(run: _Run, agent: Agent) -> PolicyGradient:
         think = run.spec.think if run.spec is not None else None
         recorded = recorded_successes(agent, run.offline, run.config, think)
     return make_learner(run.config, agent, run.refusals, recorded)
+
+
+async def _player(
+    run: _Run, stack: AsyncExitStack, source: EpisodeSource, agent: Agent, recorder: RunRecorder
+) -> GroupPlayer:
+    """Rollouts in this process, or on workers."""
+
+    def warn(message: str) -> None:
+        _on_step(run, recorder, {}, [message])
+
+    breaker = CircuitBreaker(_group_settings(run.config), warn)
+    if not run.config.train.workers:
+        return LocalPlayer(source.factory, agent.policy_factory(run.run_dir.path.name), breaker)
+    usage, start_for = run.models.usage, run.new_start
+    assert run.setup is not None
+    return await open_training_player(
+        stack, run.setup, breaker, usage=usage, start_for=start_for, on_event=warn
+    )
 
 
 def _origin(chosen: TrainConfig, learner: PolicyGradient) -> Origin:

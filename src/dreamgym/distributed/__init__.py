@@ -1,0 +1,1 @@
+"""Rollout groups on worker processes of this machine."""

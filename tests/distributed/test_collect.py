@@ -1,0 +1,36 @@
+"""Collection on worker processes records the episodes that one process records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dreamgym.collection import collect
+from dreamgym.config import load_config
+from dreamgym.data.trajectories import read_trajectories
+from dreamgym.testing import CorridorFactory
+from dreamgym.types import Trajectory
+
+
+@pytest.mark.parametrize("policy", ["noisy:0.3", "explore"])
+async def test_workers_record_what_one_process_records(tmp_path: Path, policy: str) -> None:
+    found: list[dict[str, Trajectory]] = []
+    for workers in (0, 2):
+        out = tmp_path / str(workers)
+        config = load_config(
+            overrides=[
+                *("environment.name=corridor", "collect.episodes=12", "collect.episodes_per_task=3"),
+                *(f'collect.policy="{policy}"', f'collect.out="{out}"', f"collect.workers={workers}"),
+            ]
+        )
+        report = await collect(config, CorridorFactory(length=4, horizon=6))
+        assert (report.episodes, dict(report.failures)) == (12, {})
+        found.append(
+            {
+                each.id: replace(each, provenance=replace(each.provenance, recorded_at=0.0))
+                for each in read_trajectories(out)
+            }
+        )
+    assert found[0] == found[1]
