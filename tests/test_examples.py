@@ -104,9 +104,9 @@ def test_02_the_loop_trains_and_leaves_the_experience_model_as_it_was(runs: Path
 
 
 def test_03_an_own_environment_goes_end_to_end(tmp_path: Path) -> None:
-    shown = run("03", tmp_path, OUT="vending", MODEL="nano", SCALE=0.02)
-    assert "vending/agent@0" in shown
-    assert "vending/report.html" in shown
+    shown = run("03", tmp_path, OUT="drinks", MODEL="nano", SCALE=0.02)
+    assert "drinks/agent@0" in shown
+    assert "drinks/report.html" in shown
 
 
 def test_04_own_traces_go_end_to_end(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_every_notebook_runs_from_its_first_cell_to_its_last(runs: Path, tmp_pat
     settings: dict[str, dict[str, object]] = {
         "01": {"RUN": runs / "experience", "ACTIONS": "look,open fridge"},
         "02": {"STEPS": 1, "WARM_START": 2, "MODEL": "nano", **SHORT},
-        "03": {"OUT": tmp_path / "vending", "SCALE": 0.02},
+        "03": {"OUT": tmp_path / "drinks", "SCALE": 0.02},
         "04": {"OUT": tmp_path / "shop", "SCALE": 0.01},
     }
     together = nbformat.v4.new_notebook()
@@ -156,5 +156,5 @@ def test_every_notebook_runs_from_its_first_cell_to_its_last(runs: Path, tmp_pat
     printed = "".join(
         str(output.get("text", "")) for cell in together.cells for output in cell.get("outputs", ())
     )
-    for text in ("because:", "success", "vending/report.html", "36 new trajectories"):
+    for text in ("because:", "success", "drinks/report.html", "36 new trajectories"):
         assert text in printed
