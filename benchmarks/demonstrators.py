@@ -88,14 +88,14 @@ async def babyai(environment: Any, actions: list[str]) -> str:
 
     game = environment._game._game
     if not hasattr(environment, "bot"):
-        environment.bot = BabyAIBot(game)
+        environment.bot = BabyAIBot(game)  # type: ignore[no-untyped-call]
         last = None
     else:
         last = ACTIONS.index(actions[-1]) if actions and actions[-1] in ACTIONS else None
     try:
         action = int(environment.bot.replan(last))
     except Exception:  # it gives up where a random action broke its plan
-        environment.bot = BabyAIBot(game)
+        environment.bot = BabyAIBot(game)  # type: ignore[no-untyped-call]
         return "turn left"
     return ACTIONS[action] if action < len(ACTIONS) else "turn left"
 

@@ -154,8 +154,8 @@ def check_model(settings: AgentConfig | ExperienceConfig, *, section: str) -> No
 def find_device(device: str, *, section: str) -> str:
     import torch
 
-    found = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-    if device in found and not found[device]():
+    available = {"cuda": torch.cuda.is_available(), "mps": bool(torch.backends.mps.is_available())}
+    if not available.get(device, True):
         raise ConfigError(
             f"{section}.device={device!r} needs a GPU that torch can use, found none; choose auto or cpu"
         )
