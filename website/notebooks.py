@@ -16,6 +16,7 @@ NOTEBOOKS = {
     "02_train_and_judge": "examples/02_train_in_a_dream.py",
     "03_your_own_environment": "examples/03_own_environment.py",
     "04_your_own_traces": "examples/04_own_traces.py",
+    "05_serve_it_to_trl": "examples/07_serve_to_trl.py",
 }
 """Name of a notebook, and the script that it is made from."""
 
