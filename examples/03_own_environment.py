@@ -11,7 +11,7 @@ SCALE = float(os.environ.get("SCALE", "1"))  # below 1: shorter, and worse
 
 
 class Drinks:
-    """Make the drink that the guest wants. Without a cup it spills, and a wrong drink ends the episode, too."""
+    """Make the drink that the guest wants. Without a cup it spills; a wrong drink ends the episode, too."""
 
     horizon = 8
 
