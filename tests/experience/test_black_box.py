@@ -286,6 +286,20 @@ async def test_an_unknown_action_is_refused_without_a_request_and_earns_nothing(
     assert not script.prompts
 
 
+async def test_a_first_state_that_says_what_is_wanted_stays_in_the_prompt() -> None:
+    step = recorded(0, ("place cup", "The cup is there.")).transitions[0]
+    for tells in (True, False):
+        script = Script()
+        model = BlackBoxExperienceModel(
+            script,
+            name="test",
+            settings=PromptSettings(facts="replies", demonstrations=0, imagine=False),
+            knowledge=BlackBoxKnowledge(start_tells=tells),
+        )
+        await model.predict(TASK, WorldSheet(facts=()), (step,), step.outcome.next_state, "press tea")
+        assert (f"start: {START.text}\n" in script.prompts[-1]) is tells
+
+
 async def test_a_success_with_another_name_than_the_task_asks_for_is_not_granted() -> None:
     for product, granted in (("nuts", True), ("gum", False)):
         model = BlackBoxExperienceModel(

@@ -78,8 +78,10 @@ def black_box_prompt(
     demonstrations: Sequence[Demonstration] = (),
     *,
     settings: PromptSettings,
+    start: str = "",
 ) -> str:
-    """The prompt for one action; what the reply most often copies from comes last."""
+    """The prompt for one action; what the reply most often copies from comes last. `start` is the text of the
+    first state where that says what the task is."""
 
     def cut(text: str) -> str:
         return escape(text)[: settings.text_limit]
@@ -98,7 +100,10 @@ def black_box_prompt(
     for past in newer:
         reply = past.outcome.next_state.text
         lines.append(f"then: {quote_action(past.action) if reply == state else pair(past.action, reply)}")
-    lines += [f"task: {escape(task.instruction)}", f"state: {cut(state)}"]
+    lines.append(f"task: {escape(task.instruction)}")
+    if start and start != state:
+        lines.append(f"start: {cut(start)}")
+    lines.append(f"state: {cut(state)}")
     if settings.sheet and selected.counts:
         lines.append(f"count: {cut(' '.join(selected.counts))}")
     if settings.sheet:
@@ -108,7 +113,7 @@ def black_box_prompt(
             lines.append(f"here: {pair(selected.here[2], selected.here[3])}")
     named = mentions(history, action) if settings.history else ()
     lines += [f"past: {pair(past.action, past.outcome.next_state.text)}" for past in named] or ["past: -"]
-    lines.append(f"same: {shared_words(action, task.instruction, state)}")
+    lines.append(f"same: {shared_words(action, f'{task.instruction} {start}', state)}")
     lines.append(f"action: {quote_action(action)}")
     return "\n".join(lines) + "\n"
 
@@ -123,6 +128,8 @@ class BlackBoxKnowledge:
     """Forms of sentences whose numbers change within episodes."""
     names: frozenset[str] = frozenset()
     """Exchangeable words."""
+    start_tells: bool = False
+    """Whether tasks differ in the words of their first states, so that prompts have to show these."""
     places: frozenset[str] = frozenset()
     """Forms of first sentences that say which state of a task it is."""
     forms: ActionForms = field(default_factory=ActionForms)
@@ -135,6 +142,10 @@ class BlackBoxKnowledge:
     """Whether predictions with reasoning were right more often on held-out recordings."""
     refusal: str = "Nothing happens."
     """The most frequent reply of the recordings that changes nothing."""
+
+    def start(self, text: str) -> str:
+        """What a prompt shows of the first state."""
+        return text if self.start_tells else ""
 
     def seen_place(self, text: str, sheet: WorldSheet, history: Sequence[Transition]) -> str:
         """The text as the recordings of the task or this episode know it, where its first sentence names a
@@ -216,7 +227,10 @@ class BlackBoxExperienceModel:
             sheet = await self._imagine(task, sheet, history, now, action, demonstrations)
             selected = select(known_replies(sheet, turns), now, action, counters)
         selected = replace(selected, counts=newest_counts(counters, past, now))
-        text = black_box_prompt(*(task, selected, past, now, action, demonstrations), settings=self._settings)
+        start = self._knowledge.start(history[0].state.text if history else state.text)
+        text = black_box_prompt(
+            *(task, selected, past, now, action, demonstrations), settings=self._settings, start=start
+        )
         reply = await self._ask(text, references(selected, now, demonstrations))
         if self._settings.sheet and not reply.terminated:
             place = self._knowledge.seen_place(reply.next_state, sheet, turns)
@@ -246,7 +260,10 @@ class BlackBoxExperienceModel:
         persistent = action_kind(action) in self._knowledge.persistent
         where = history[0].state.text if persistent and history else state
         selected = select(recorded_replies(sheet), where, action, self._knowledge.counters)
-        text = black_box_prompt(*(task, selected, (), where, action, demonstrations), settings=self._settings)
+        start = self._knowledge.start(history[0].state.text if history else state)
+        text = black_box_prompt(
+            *(task, selected, (), where, action, demonstrations), settings=self._settings, start=start
+        )
         seed = derive_seed(seed_of(sheet), task.id, "" if persistent else where, action)
         named = references(selected, where, demonstrations)
         reply = await self._ask(text, named, temperature=self._settings.imagine_temperature, seed=seed)

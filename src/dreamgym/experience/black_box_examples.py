@@ -83,7 +83,9 @@ def _example(
     unreasoned = Random(derive_seed("unreasoned", trajectory.id, position)).random() < _UNREASONED
     return Example(
         prompt=black_box_prompt(
-            *(trajectory.task, selected, history, state, step.action, demonstrations), settings=settings
+            *(trajectory.task, selected, history, state, step.action, demonstrations),
+            settings=settings,
+            start=knowledge.start(trajectory.start.text),
         ),
         reply=reply_text(
             note or Note(reasoning=explain(step, selected, named)),

@@ -173,6 +173,12 @@ def place_forms(trajectories: Iterable[Trajectory]) -> frozenset[str]:
     )
 
 
+def start_tells(trajectories: Iterable[Trajectory]) -> bool:
+    """Whether tasks differ in the words of their first states: what is wanted, or recipes. Numbers do not
+    count."""
+    return len({NUMBER.sub("#", trajectory.start.text) for trajectory in trajectories}) > 1
+
+
 def first_sentence(text: str) -> str:
     return next(iter(split_sentences(text)), "")
 

@@ -29,6 +29,7 @@ from dreamgym.experience.recorded_patterns import (
     no_effect,
     persistent_kinds,
     place_forms,
+    start_tells,
     success_forms,
 )
 from dreamgym.experience.support import Evidence, Support, fit_support, kinds_seen
@@ -106,6 +107,7 @@ def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
         persistent=persistent_kinds(recorded),
         counters=counter_forms(recorded, inert.replies),
         names=names,
+        start_tells=start_tells(recorded),
         places=place_forms(recorded),
         forms=action_forms(recorded, names, inert.replies),
         inert=inert,
@@ -205,6 +207,7 @@ def save_knowledge(
         "persistent": sorted(knowledge.persistent),
         "counters": sorted(knowledge.counters),
         "names": sorted(knowledge.names),
+        "start_tells": knowledge.start_tells,
         "places": sorted(knowledge.places),
         "forms": {
             "effective": sorted(knowledge.forms.effective),
@@ -234,6 +237,7 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
             persistent=frozenset(map(str, stored["persistent"])),
             counters=frozenset(map(str, stored["counters"])),
             names=frozenset(map(str, stored["names"])),
+            start_tells=bool(stored["start_tells"]),
             places=frozenset(map(str, stored["places"])),
             forms=ActionForms(
                 effective=frozenset(map(str, stored["forms"]["effective"])),
