@@ -35,6 +35,7 @@ def test_the_commands_are_these() -> None:
         "play",
         "train",
         "evaluate",
+        "bench",
         "report",
         "serve",
         "track",

@@ -92,7 +92,8 @@ def workers_of(pid: int) -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process(pid).children(recursive=True)
-        if (parent := process.parent()) is not None
+        if process.status() != psutil.STATUS_ZOMBIE  # it has ended
+        and (parent := process.parent()) is not None
         and "dreamgym.distributed.worker_process" in parent.cmdline()
         and process.pid != pid
     ]

@@ -45,6 +45,8 @@ _LEARNING_RATE = 1.5e-3
 """Of a model from scratch: at 3e-3, long prompts make the loss jump (docs/log.md)."""
 _CALIBRATION = 400
 """Held-out transitions that the support score is fitted on."""
+_COMPARED = 150
+"""Of them, those on which predictions with and without reasoning are compared."""
 
 
 def resolve_facts(config: Config, spec: EnvironmentSpec | None, recorded: Sequence[Trajectory]) -> Config:
@@ -74,14 +76,16 @@ async def write_knowledge(
             retriever = stack.enter_context(
                 ReplayBuffer.open_configured(folder / OWN_BUFFER, config.replay, read_only=True)
             )
-        found = await _predictions(config, recorded, folder, knowledge, retriever)
         compared: dict[str, float | None] = {}
         if config.experience.reasoning:
-            unreasoned = replace(knowledge, reasoning=False)
-            other = await _predictions(config, recorded, folder, unreasoned, retriever)
-            compared = {"with": _share(ok for _, ok in found), "without": _share(ok for _, ok in other)}
-            if (compared["without"] or 0.0) >= (compared["with"] or 0.0):  # the shorter reply wins a tie
-                knowledge, found = unreasoned, other
+            for name, reasons in (("with", True), ("without", False)):
+                tried = replace(knowledge, reasoning=reasons)
+                few = await _predictions(config, recorded, folder, tried, retriever, limit=_COMPARED)
+                compared[name] = _share(ok for _, ok in few)
+            # The shorter reply wins a tie.
+            helps = (compared["with"] or 0.0) > (compared["without"] or 0.0)
+            knowledge = replace(knowledge, reasoning=helps)
+        found = await _predictions(config, recorded, folder, knowledge, retriever, limit=_CALIBRATION)
     predicted = [(evidence, ok) for evidence, ok in found if isinstance(evidence, Evidence)]
     support = fit_support(predicted, knowledge.support.seen)
     scored = [
@@ -138,6 +142,8 @@ async def _predictions(
     folder: Path,
     knowledge: BlackBoxKnowledge,
     retriever: Retriever | None,
+    *,
+    limit: int,
 ) -> list[tuple[Evidence | float, bool]]:
     """For held-out transitions, the evidence for a prediction or the support of a recorded outcome, and
     whether it is right."""
@@ -150,7 +156,7 @@ async def _predictions(
     model = BlackBoxExperienceModel(
         language_model,
         name=str(folder),
-        settings=settings.model_copy(update={"unsupported": "ignore"}),
+        settings=settings.model_copy(update={"unsupported": "ignore", "attempts": 1}),
         knowledge=knowledge,
         retriever=retriever,
     )
@@ -160,7 +166,7 @@ async def _predictions(
         for trajectory in with_known_replies(recorded)
         if held_out(trajectory.task.id, share)
         for position in range(len(trajectory))
-    ][:_CALIBRATION]
+    ][:limit]
 
     async def ask(trajectory: Trajectory, position: int) -> tuple[Evidence | float, bool] | None:
         step = trajectory.transitions[position]
