@@ -8,10 +8,28 @@ from pathlib import Path
 import pytest
 
 from dreamgym.collection import collect
-from dreamgym.config import load_config
+from dreamgym.config import Section, load_config
 from dreamgym.data.trajectories import read_trajectories
+from dreamgym.distributed.real import RealSetup
+from dreamgym.envs import registry
+from dreamgym.envs.registry import EnvironmentSpec, register
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import Trajectory
+
+
+async def test_an_environment_that_only_this_process_has_registered_is_sent_to_the_workers() -> None:
+    config = load_config(overrides=["environment.name=only-here"])
+    factory = CorridorFactory(length=4, horizon=6)
+    options = type("Options", (Section,), {})  # made here: it cannot be pickled
+    spec = EnvironmentSpec(
+        name="only-here", summary="", options=options, open=lambda chosen: factory, splits=("train",)
+    )
+    register(spec)
+    try:
+        setup = RealSetup.of(config, factory)
+    finally:
+        registry._registered.pop("only-here")
+    assert (setup.spec, setup.real) == (None, factory)
 
 
 @pytest.mark.parametrize("policy", ["noisy:0.3", "explore"])

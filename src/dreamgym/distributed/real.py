@@ -32,7 +32,11 @@ class RealSetup:
         if not is_known(name):
             return cls(config=config, real=factory, cache=cache)
         spec = find_environment(name)
-        return cls(config=config, spec=spec if can_be_pickled(spec) else None, cache=cache)
+        if can_be_pickled(spec):
+            return cls(config=config, spec=spec, cache=cache)
+        # A worker reads a file by its name; what was registered only in this process it cannot know.
+        registered = ":" not in name and can_be_pickled(factory)
+        return cls(config=config, real=factory if registered else None, cache=cache)
 
     async def open(self, stack: AsyncExitStack) -> WorkerState:
         models = await stack.enter_async_context(LanguageModels(self.config, cache=self.cache))
