@@ -29,7 +29,7 @@ class McpSession:
     """Lists and calls the tools of one server.
 
     A task of its own enters and leaves the SDK's context managers, which one and the same task has to do;
-    whoever calls `open`, `call` and `aclose` may be different tasks.
+    `open`, `call` and `aclose` may be called by different tasks.
     """
 
     def __init__(self, target: str | Sequence[str], *, environ: Mapping[str, str], token: str | None) -> None:

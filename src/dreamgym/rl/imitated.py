@@ -23,7 +23,7 @@ class ImitatedEpisodes:
         self._seed = seed
 
     def draw(self, step: int, *, recorded: int, own: int) -> list[list[Turn]]:
-        """At most so many of each kind, at random; the same for the same step and stock."""
+        """At most the wanted number of each kind, at random; the same for the same step and stock."""
         random = Random(f"{self._seed}/{step}/imitated")
         mine = list(self._own.values())
         return [
