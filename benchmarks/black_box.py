@@ -74,17 +74,16 @@ class Plan:
     episodes_per_task: int = 4
     """Of each of these policies."""
     experience_steps: int = 500
-    imitation: tuple[int, ...] = (50, 100, 200, 400)
+    imitation: tuple[int, ...] = (100, 200, 400, 800)
     """Updates of the warm starts that are tried, until two in a row do not raise success in validation."""
     batch: int = 8
-    steps: int = 80
-    tasks_per_step: int = 16
+    steps: int = 60
+    tasks_per_step: int = 12
     group_size: int = 8
     minibatch: int = 32
     epochs: int = 2
-    learning_rate: float = 7e-4
-    matrix_learning_rate: float = 0.01
-    return_gamma: float = 0.95
+    learning_rate: float = 2e-4
+    matrix_learning_rate: float = 0.003
     real_share: int = 16
     """Audits may take this part of the real steps that practice in reality takes."""
     audits: int = 4
@@ -237,8 +236,8 @@ class Cell:
             steps=steps,
             warm_start_steps=warm_start_steps,
             warm_start_batch_size=plan.batch,
-            warm_start_lr=1e-3,
-            warm_start_muon_lr=0.02,
+            warm_start_lr=5e-4,
+            warm_start_muon_lr=0.01,
             tasks_per_step=plan.tasks_per_step,
             group_size=plan.group_size,
             gate="warn",
@@ -246,7 +245,7 @@ class Cell:
             agent={"model": f"hf:{self.model() / 'model'}", "max_tokens": 24},
             learner={
                 "negative_advantage_weight": 0,
-                "return_gamma": plan.return_gamma,
+                "refusal_penalty": 0.1,
                 "learning_rate": plan.learning_rate,
                 "muon_lr": plan.matrix_learning_rate,
                 "warmup_steps": 4,
