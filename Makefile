@@ -6,13 +6,14 @@ STAMP := $(VENV)/.set-up
 # Processes that share the tests; each keeps to one thread.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart test test-integrations lint types unit docs bench clean
+.PHONY: help setup quickstart test test-distributed test-integrations lint types unit docs bench clean
 
 help:
 	@echo "make quickstart   set up, then run the main job on the embedded default"
 	@echo "make test         set up, then lint, type check and run every test"
 	@echo "make docs         build the documentation into site/ (part of make test)"
 	@echo "make test-integrations   test the adapters with MCP servers, OpenEnv, TRL, SkyRL, verl and verifiers, each in its own environment (slow)"
+	@echo "make test-distributed    train on two Ray nodes of this machine, with workers and nodes killed and frozen (slow)"
 	@echo "make bench        print the benchmarks (quick settings)"
 	@echo "make clean        remove $(VENV) and what tools left behind"
 
@@ -51,6 +52,9 @@ docs: setup
 
 test-integrations: setup
 	$(BIN)/python integrations/run.py
+
+test-distributed: setup
+	$(BIN)/python integrations/run.py ray
 
 bench: setup
 	$(BIN)/python benchmarks/episode_processes.py --quick

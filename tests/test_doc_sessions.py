@@ -70,6 +70,8 @@ NOT_RUN = {
     "dreamgym buffer compact replay.sqlite --embedder": "PATH stands for a folder of weights",
     "python -m dreamgym.learning.shipped": "replaces the weights that are shipped",
     "python -m verl": "needs CUDA; integrations/verl composes its settings",
+    "ray start": "needs Ray; integrations/ray starts two nodes",
+    "dreamgym train --set cluster.address=auto": "needs a Ray cluster; integrations/ray trains on one",
     "vf-eval": "needs verifiers; integrations/verifiers runs it",
     "python benchmarks/": "measures for minutes to hours; its options are parsed",
 }

@@ -33,7 +33,7 @@ def collect_command(
         Path | None, typer.Option(help="directory of trajectory shards; resumed if it exists")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="processes that play them; 0: this process", min=0)
+        int | None, typer.Option(help="processes, or Ray actors, that play them; 0: this process", min=0)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="seed of tasks and policies")] = None,
     data: Annotated[Path | None, typer.Option(help="the environment's own data, e.g. official games")] = None,

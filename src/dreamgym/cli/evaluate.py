@@ -36,7 +36,7 @@ def evaluate_command(
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Concurrent episodes.", min=1)] = 64,
     workers: Annotated[
-        int, typer.Option(help="Processes that play the episodes; 0: this process.", min=0)
+        int, typer.Option(help="Processes, or Ray actors, that play the episodes; 0: this process.", min=0)
     ] = 0,
     seed: Annotated[int, typer.Option(help="Chooses the tasks and their randomness.")] = 0,
     config: ConfigFile = None,

@@ -48,7 +48,7 @@ class CollectConfig(Section):
     split: str = "train"
     out: Path = Path("trajectories")
     concurrency: int = Field(64, ge=1, description="episodes in flight")
-    workers: int = Field(0, ge=0, description="processes that play them; 0: this process")
+    workers: int = Field(0, ge=0, description="processes or Ray actors that play them; 0: this process")
     admissible_actions: bool = Field(True, description="record the admissible actions of each state")
     world_sheet: bool = Field(True, description="record the hidden facts of each episode")
 
@@ -303,7 +303,7 @@ class TrainConfig(Section):
     tasks_per_step: int = Field(8, ge=1)
     group_size: int = Field(8, ge=2, description="rollouts per task (the paper's n)")
     concurrency: int = Field(256, ge=1, description="concurrent episodes")
-    workers: int = Field(0, ge=0, description="processes that play rollouts; 0: this process")
+    workers: int = Field(0, ge=0, description="processes or Ray actors that play rollouts; 0: this process")
     max_staleness: int = Field(
         0, ge=0, description="steps whose rollouts begin before the update of the current one; needs workers"
     )
@@ -334,8 +334,13 @@ class TrainConfig(Section):
 
 
 class ClusterConfig(Section):
-    """What happens when a worker is late or lost."""
+    """Where workers run, and what happens when one of them is late or lost."""
 
+    address: str = Field(
+        "none", description="none: processes of this machine; auto, HOST:PORT or ray://…: a Ray cluster"
+    )
+    worker_cpus: float = Field(1.0, ge=0, description="Ray: cores of a worker")
+    worker_gpus: float = Field(0.0, ge=0, description="Ray: GPUs of a worker")
     group_seconds: float = Field(1800.0, gt=0, description="deadline of a rollout group on one worker")
     late_groups: Literal["retry", "drop"] = Field(
         "retry", description="a group that misses it is played on another worker, or counted as failed"

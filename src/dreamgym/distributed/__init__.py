@@ -1,1 +1,1 @@
-"""Rollout groups on worker processes of this machine."""
+"""Rollout groups on workers: processes of this machine, or actors of a Ray cluster."""

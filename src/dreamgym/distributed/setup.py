@@ -1,8 +1,8 @@
-"""Opens worker processes as the settings ask for them."""
+"""Opens the player that the settings ask for: this process, worker processes, or a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from dreamgym.config import Config
 from dreamgym.distributed.player import GroupPlayer
-from dreamgym.distributed.pool import PoolSettings, WorkerPool
+from dreamgym.distributed.pool import PoolSettings, Worker, WorkerPool
 from dreamgym.distributed.pooled import PooledPlayer, Publisher, WeightFiles
 from dreamgym.distributed.processes import ProcessWorker
 from dreamgym.distributed.worker import TrainSetup, WorkerSetup
@@ -128,11 +128,37 @@ async def open_pool(
     logs: Path,
     on_event: Callable[[str], None],
 ) -> tuple[WorkerPool, Publisher]:
-    """Worker processes, and the way weights take to them; closed by the stack."""
-    made = [ProcessWorker(number, setup, logs / f"worker-{number}.log") for number in range(workers)]
-    publisher = WeightFiles()
+    """Workers where ``cluster.address`` says, and the way weights take to them; closed by the stack."""
+    made: Sequence[Worker]
+    publisher: Publisher
+    if config.cluster.address == "none":
+        made = [ProcessWorker(number, setup, logs / f"worker-{number}.log") for number in range(workers)]
+        publisher = WeightFiles()
+    else:
+        from dreamgym.distributed import ray_actors
+
+        ray = ray_actors.connect(config.cluster.address)
+        setup = _on_cluster(ray, config, setup)
+        made = [ray_actors.RayWorker(number, ray, setup, config, settings.slots) for number in range(workers)]
+        publisher = ray_actors.RayObjects(ray)
     stack.callback(publisher.close)
     pool = WorkerPool(made, settings, on_event=on_event)
     stack.push_async_callback(pool.aclose)
     await pool.start()
     return pool, publisher
+
+
+def _on_cluster(ray: Any, config: Config, setup: WorkerSetup) -> WorkerSetup:
+    """The setup with a replay buffer that other nodes can search."""
+    from dreamgym.distributed.ray_actors import serve_buffer
+    from dreamgym.training.run_dir import BUFFER
+
+    if not isinstance(setup, TrainSetup) or not setup.searches:
+        return setup
+    if config.cluster.address.startswith("ray://"):
+        raise ConfigError(
+            f"cluster.address={config.cluster.address!r}: the experience model is shown demonstrations from "
+            "the run's replay buffer, which must be on a node of the cluster; start the run there ('ray job "
+            "submit', or a shell on the head node) with cluster.address=auto"
+        )
+    return replace(setup, retriever=serve_buffer(ray, setup.folder / BUFFER, config.replay))

@@ -1,4 +1,5 @@
-"""The worker: holds a copy of the policy and its own environment, and does jobs."""
+"""The worker: holds a copy of the policy and its own environment, and does jobs. Processes and Ray actors run
+the same code."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from dreamgym.envs.synthetic import EpisodeStart
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.gc_pause import gc_frozen
 from dreamgym.models.registry import CACHE, LanguageModels
-from dreamgym.protocols import EnvironmentFactory, ExperienceModel
+from dreamgym.protocols import EnvironmentFactory, ExperienceModel, Retriever
 from dreamgym.rollouts import PolicyFactory
 from dreamgym.types import Task
 
@@ -106,6 +107,8 @@ class TrainSetup:
     """Of the environment, for workers that do not know its name."""
     real: EnvironmentFactory | None = None
     experience_model: ExperienceModel | None = None
+    retriever: Retriever | None = None
+    """Searches the driver's replay buffer from another machine; by default its file is opened."""
 
     @classmethod
     def of(
@@ -125,6 +128,13 @@ class TrainSetup:
             real=None if dreams or (named and not can_be_pickled(real)) else real,
             experience_model=experience_model,
         )
+
+    @property
+    def searches(self) -> bool:
+        """Whether the experience model is shown demonstrations from the run's replay buffer."""
+        from dreamgym.training.dream_loading import uses_demonstrations
+
+        return self.experience_model is None and uses_demonstrations(self.config)
 
     async def open(self, stack: AsyncExitStack) -> WorkerState:
         from dreamgym.training.agent import open_agent
@@ -152,7 +162,7 @@ class TrainSetup:
         from dreamgym.data.datasets import dataset_path
         from dreamgym.data.trajectories import read_trajectories
         from dreamgym.replay.buffer import ReplayBuffer
-        from dreamgym.training.dream_loading import Dream, uses_demonstrations
+        from dreamgym.training.dream_loading import Dream
         from dreamgym.training.run_dir import BUFFER
 
         config, chosen = self.config, self.config.train
@@ -170,11 +180,13 @@ class TrainSetup:
         if self.experience_model is not None:
             return Dream(self.experience_model, offline, config, start_for=start_for)
         buffer = None
-        if uses_demonstrations(config):
+        if self.retriever is None and self.searches:
             buffer = stack.enter_context(
                 ReplayBuffer.open_configured(self.folder / BUFFER, config.replay, create=False)
             )
-        dream = Dream.create(config, offline, buffer, models=models, start_for=start_for)
+        dream = Dream.create(
+            config, offline, buffer, models=models, start_for=start_for, retriever=self.retriever
+        )
         stack.push_async_callback(dream.aclose)
         return dream
 

@@ -65,8 +65,8 @@ async def evaluate_runs(
     workers: int = 0,
 ) -> RunEvaluation:
     """Play the same real episodes with each policy; results and trajectories go into the run directory.
-    `factory` is the environment if it is open already; it stays open. Episodes are played by `workers`
-    processes, or in this one."""
+    `factory` is the environment if it is open already; it stays open. Episodes are played on `workers`
+    workers (``cluster.*`` says where), or in this process."""
     found: list[Evaluation] = []
     notes = [note for name in names if not names_language_model(name) and (note := _unfinished(name))]
     own = factory is None

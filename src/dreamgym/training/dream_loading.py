@@ -22,7 +22,7 @@ from dreamgym.experience.recorded_rules import RecordedRules
 from dreamgym.experience.rule_mining import RecordedStep, mine_rules, recorded_steps
 from dreamgym.experience.world_sheet import TaskCheck
 from dreamgym.models.registry import LanguageModels, names_language_model
-from dreamgym.protocols import ExperienceModel
+from dreamgym.protocols import ExperienceModel, Retriever
 from dreamgym.replay.buffer import ReplayBuffer
 from dreamgym.replay.embedders import make_embedder
 from dreamgym.replay.sqlite import copy_store
@@ -178,15 +178,17 @@ class Dream(SyntheticFactory):
         *,
         models: LanguageModels | None = None,
         start_for: StartFor | None = None,
+        retriever: Retriever | None = None,
     ) -> Self:
-        """With the experience model of ``train.experience``, over a buffer that is open."""
+        """With the experience model of ``train.experience``, over a buffer that is open; a `retriever` is
+        searched in its place."""
         if config.train.experience is None:
             raise ConfigError("expected train.experience to name the run of an experience model")
         loaded = load_experience_model(
             config.train.experience,
             config,
             reward=config.train.reward,
-            retriever=buffer,
+            retriever=retriever or buffer,
             models=models,
             starts=known_starts(trajectories),
             rules=_rules_of_data(config, trajectories),
