@@ -12,7 +12,7 @@ help:
 	@echo "make quickstart   set up, then run the main job on the embedded default"
 	@echo "make test         set up, then lint, type check and run every test"
 	@echo "make docs         build the documentation into site/ (part of make test)"
-	@echo "make test-integrations   test the adapters with MCP servers, OpenEnv, TRL, SkyRL, verl and verifiers, each in its own environment (slow)"
+	@echo "make test-integrations   test the adapters with MCP servers, OpenEnv, TRL, SkyRL, verl, verifiers and WebArena, each in its own environment (slow)"
 	@echo "make test-distributed    train on two Ray nodes of this machine, with workers and nodes killed and frozen (slow)"
 	@echo "make bench        print the benchmarks (quick settings)"
 	@echo "make clean        remove $(VENV) and what tools left behind"

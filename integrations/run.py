@@ -32,6 +32,7 @@ NOTES = {
     "trl": "GRPOTrainer trains in the dream on a CPU, judged in the real environment",
     "verifiers": "vf-eval with a scripted and a tiny model; prime-rl needs CUDA and is not started",
     "verl": "verl's worker, dataset, advantages and loss; its servers and trainer need CUDA",
+    "webarena": "tasks, splits and evaluators, on pages of our own in Chromium; the sites need Docker",
 }
 PACKAGES = {
     "mcp": ("mcp", "mcp-server-time", "mcp-server-git"),
@@ -41,6 +42,7 @@ PACKAGES = {
     "trl": ("trl", "transformers", "torch"),
     "verifiers": ("verifiers", "torch"),
     "verl": ("verl", "transformers", "torch"),
+    "webarena": ("webarena-verified", "playwright"),
 }
 
 
@@ -68,7 +70,7 @@ def run(name: str, python: Path) -> dict[str, Any]:
         paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
         environ = os.environ | {"PYTHONPATH": paths, "INTEGRATION_DETAILS": str(details)}
         command = [str(python), "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider"]
-        if name in ("mcp", "openenv", "ray"):
+        if name in ("mcp", "openenv", "ray", "webarena"):
             command += ["-o", "asyncio_mode=auto"]
         if name == "ray":  # it listens on the host's address: nothing but loopback may exist
             command = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]

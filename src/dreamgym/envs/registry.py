@@ -37,7 +37,9 @@ from dreamgym.protocols import Annotator, EnvironmentFactory
 from dreamgym.types import State, Task, Transition, WorldSheet
 
 GROUP = "dreamgym.environments"
-BUILT_IN = ("alfworld", "babyai", "miniwob", "textcraft", "textworld", "webshop", "webshop-site")
+BUILT_IN = (
+    "alfworld", "babyai", "miniwob", "textcraft", "textworld", "webarena", "webshop", "webshop-site",
+)  # fmt: skip
 """Each is a module `dreamgym.envs.NAME`, with ``_`` for ``-``, that has a `SPEC`."""
 _registered: dict[str, EnvironmentSpec] = {}
 _referenced: dict[str, EnvironmentSpec] = {}

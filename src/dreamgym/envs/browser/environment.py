@@ -92,7 +92,8 @@ class BrowserEpisode(Episode):
         visit = self._visit = Visit(task=self.task, session=secrets.token_urlsafe(12), context=tab.context)
         async with self._bounded("start"):
             path = await self._site.open(visit)
-            await visit.page.goto(factory.base + path, timeout=1000 * factory.options.seconds)
+            page = path if path.startswith(("http://", "https://")) else factory.base + path
+            await visit.page.goto(page, timeout=1000 * factory.options.seconds)
             await self._settle(visit)
             await self._site.ready(visit)
             self._state = await self._read(visit)
@@ -265,15 +266,15 @@ class BrowserFactory:
 
     async def state_of(self, visit: Visit) -> State:
         """What an agent sees of the page, and what it can do there."""
-        limit = self.options.elements
+        limit, wanted = self.options.elements, self.site.wanted(visit.task)
         if self.options.view == "tree":
             text, kept = render_tree(visit.tree), useful_elements(visit.tree)
         else:
             if self.mapper is not None:
                 kept = await self.mapper.choose(visit.tree, visit.task, visit.actions, limit)
             else:
-                kept = relevant_elements(visit.tree, visit.task.instruction, limit)
-            text = elements_text(visit.tree, kept, visit.task.instruction)
+                kept = relevant_elements(visit.tree, wanted, limit)
+            text = elements_text(visit.tree, kept, wanted)
         actions = admissible_actions(kept, self.site.values(visit.task))
         return State(text=text, admissible_actions=tuple(actions) or ("noop()",))
 

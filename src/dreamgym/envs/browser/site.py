@@ -107,7 +107,7 @@ class Site:
         raise NotImplementedError
 
     async def open(self, visit: Visit) -> str:
-        """The path of the first page."""
+        """The path of the first page, or its whole address on a host of `allow`."""
         start = visit.task.parameters.get("start", "/")
         return str(start).replace("{session}", visit.session)
 
@@ -125,6 +125,10 @@ class Site:
     async def expert_action(self, visit: Visit, expert: str | None) -> str:
         """The action of an expert; called only if `experts` names one."""
         raise NotImplementedError
+
+    def wanted(self, task: Task) -> str:
+        """The words with which the state mapping compares elements."""
+        return task.instruction
 
     def values(self, task: Task) -> Sequence[str]:
         """Texts that are worth typing: they make the list of admissible actions finite."""
