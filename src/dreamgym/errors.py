@@ -81,6 +81,13 @@ class RolloutsFailingError(DreamGymError):
     exit_code = 6
 
 
+class GradientsFailedError(DreamGymError):
+    """Processes that compute gradients are lost again and again: the run stops, and resumes from its last
+    checkpoint."""
+
+    exit_code = 6
+
+
 class EndpointError(DreamGymError):
     """A network endpoint cannot be reached, refuses the request or sends an invalid reply, after retries."""
 

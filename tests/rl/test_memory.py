@@ -10,7 +10,7 @@ import torch
 
 from dreamgym.errors import ConfigError
 from dreamgym.models.tiny import make_model, save
-from dreamgym.rl import optimizers
+from dreamgym.rl import gradients, optimizers
 from dreamgym.rl.memory import measure_pass
 from dreamgym.rl.sft import SFT
 from dreamgym.training.agent import Agent
@@ -81,7 +81,7 @@ async def test_an_update_that_does_not_fit_is_repeated_with_half_as_many_tokens(
     sft.step()
     expected = agent.weights()
     passes: list[int] = []
-    accumulate = optimizers.accumulate
+    accumulate = gradients.accumulate
 
     def crowded(parameters: Any, losses: Any, **settings: Any) -> dict[str, float]:
         passes.append(len(losses))
@@ -90,7 +90,7 @@ async def test_an_update_that_does_not_fit_is_repeated_with_half_as_many_tokens(
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return accumulate(parameters, losses, **settings)
 
-    monkeypatch.setattr(optimizers, "accumulate", crowded)
+    monkeypatch.setattr(gradients, "accumulate", crowded)
     monkeypatch.setattr(optimizers, "runs_in_parallel", lambda parameters: False)
     monkeypatch.setattr(optimizers, "free_memory", lambda device: 1 << 40)
     agent, sft = await opened(folder, "auto")
@@ -107,7 +107,7 @@ async def test_a_number_that_was_set_is_kept_and_the_way_out_is_named(
     def crowded(*_: Any, **__: Any) -> dict[str, float]:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(optimizers, "accumulate", crowded)
+    monkeypatch.setattr(gradients, "accumulate", crowded)
     for micro_tokens in (8192, "auto"):
         _, sft = await opened(folder, micro_tokens)
         with pytest.raises(ConfigError, match=r"agent\.gradient_checkpointing=true"):

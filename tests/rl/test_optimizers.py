@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dreamgym.rl.optimizers import Loss, accumulate
+from dreamgym.rl.gradients import Loss, accumulate
 
 
 @pytest.fixture

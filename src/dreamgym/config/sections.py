@@ -198,6 +198,7 @@ class LearnerConfig(Section):
     micro_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         8192, description="tokens per forward and backward pass; auto: as many as fit into free memory"
     )
+    processes: int = Field(1, ge=1, description="processes that compute gradients, one GPU each")
     epochs: int = Field(1, ge=1, description="passes over the trajectories of a step")
     minibatch_size: int | None = Field(None, ge=1, description="trajectories per update; None: all")
     clip_low: float = Field(0.2, ge=0, lt=1, description="lower bound of the importance ratio is 1 - this")

@@ -7,6 +7,7 @@ of the loss, and micro-batches can be of any size.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from dreamgym.config import LearnerConfig
 from dreamgym.errors import ConfigError
+from dreamgym.rl.gradients import Loss
 from dreamgym.rl.logprobs import TokenLogProbs
 from dreamgym.rl.losses import preference_loss
-from dreamgym.rl.optimizers import Loss, ModelOptimizer, Trainable, check_same_settings
+from dreamgym.rl.optimizers import ModelOptimizer, Trainable, check_same_settings
 from dreamgym.rl.packing import pack
 from dreamgym.rl.policy_gradient import learner_config
 from dreamgym.rl.sft import batch_indices, learning_rate_scale
@@ -110,10 +112,7 @@ class DPO:
         (derivatives,) = torch.autograd.grad(losses.mean(), gains)
         weights = torch.zeros(len(self._reference), device=derivatives.device)
         weights[members] = derivatives.flatten()
-
-        def loss_of(found: TokenLogProbs) -> Loss:
-            return (weights[self._owner[found.token_ids]] * found.logprobs).sum(), {}
-
+        loss_of = functools.partial(weighted_logprobs, weights=weights[self._owner])
         lr_scale = learning_rate_scale(
             self.steps, self.total_steps, self.config.warmup_steps, _DECAY_FRACTION
         )
@@ -156,3 +155,8 @@ class DPO:
         self._optimizer.load_state_dict(stored)
         self._reference = stored["reference"].clone()
         self.steps = stored["steps"]
+
+
+def weighted_logprobs(found: TokenLogProbs, *, weights: Tensor) -> Loss:
+    """`weights` are `(tokens,)` of the whole batch."""
+    return (weights[found.token_ids] * found.logprobs).sum(), {}

@@ -7,14 +7,22 @@ from random import Random
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from dreamgym.rl.gradients import Loss
 from dreamgym.rl.imitated import Turn, decode, encode
 from dreamgym.rl.logprobs import TokenLogProbs
-from dreamgym.rl.optimizers import Loss
 from dreamgym.rl.packing import pack_turns
-from dreamgym.rl.policy_gradient import PolicyGradient, TrainingBatch
+from dreamgym.rl.policy_gradient import PolicyGradient, PolicyLoss, TrainingBatch
 from dreamgym.types import RolloutGroup, Trajectory
+
+
+class ImitationLoss(PolicyLoss):
+    """The importance ratio to the current policy is 1, so the gradient is that of the log-prob."""
+
+    def __call__(self, found: TokenLogProbs) -> Loss:
+        loss, metrics = super().__call__(found)
+        weights = self.weights[found.token_ids]
+        return loss, metrics | {"policy_loss": -float((weights * found.logprobs.detach()).sum())}
 
 
 class ExpertIteration(PolicyGradient):
@@ -30,6 +38,7 @@ class ExpertIteration(PolicyGradient):
     """
 
     _unused = frozenset[str]()
+    _loss = ImitationLoss
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         """Those of `PolicyGradient`."""
@@ -58,11 +67,6 @@ class ExpertIteration(PolicyGradient):
             return [random.choice(group.trajectories) for group in groups]
         successes = [[each for each in group.trajectories if each.success] for group in groups]
         return [min(each, key=len) for each in successes if each]
-
-    def _policy_loss(self, batch: TrainingBatch, found: TokenLogProbs, weights: Tensor, share: float) -> Loss:
-        # The importance ratio to the current policy is 1, so the gradient is that of the log-prob.
-        loss, metrics = super()._policy_loss(batch, found, weights, share)
-        return loss, metrics | {"policy_loss": -float((weights * found.logprobs.detach()).sum())}
 
     def state_dict(self) -> dict[str, Any]:
         pool = [[encode(turns) for turns in step] for step in self._pool]

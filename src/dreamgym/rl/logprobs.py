@@ -29,6 +29,8 @@ class TokenLogProbs:
     hidden: Tensor | None
     """`(turns, hidden)`: the last hidden state before each turn, if asked for."""
     turn_ids: Tensor
+    values: Tensor | None = None
+    """`(turns,)`: of the value head, if there is one."""
 
     def entropies(self) -> Tensor:
         """`(tokens,)`, in nats."""

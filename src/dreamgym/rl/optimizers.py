@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -17,18 +15,22 @@ from torch import Tensor, nn
 
 from dreamgym.config import LearnerConfig
 from dreamgym.errors import ConfigError
-from dreamgym.rl.logprobs import LogProbModel, Precision, TokenLogProbs
+from dreamgym.rl.data_parallel import GradientProcesses
+from dreamgym.rl.gradients import (
+    GradientModel,
+    LossOf,
+    checkpointed_layers,
+    gradient_checkpointing,
+    runs_in_parallel,
+    thread_pool,
+)
+from dreamgym.rl.logprobs import Precision
 from dreamgym.rl.memory import free_memory, measure_pass, tokens_that_fit
 from dreamgym.rl.packing import PackedSequence, micro_batches
 
 Updating: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Entered while weights change: `LocalLanguageModel.updating` if one serves them."""
-Loss: TypeAlias = tuple[Tensor, dict[str, float]]
-"""A loss and its metrics; both are summed over the micro-batches."""
-
 _BETAS = (0.9, 0.95)
-_PARALLEL_PARAMETERS = 16_000_000
-"""Largest model whose micro-batches run in parallel: each thread holds gradients of its own."""
 _PARALLEL_PARTS = 4
 
 
@@ -74,7 +76,7 @@ class Muon(torch.optim.Optimizer):
             matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
             update = functools.partial(self._update, lr=group["lr"], decay=group["momentum"])
             if matrices and runs_in_parallel(matrices):
-                list(_pool(torch.get_num_threads()).map(update, matrices))
+                list(thread_pool(torch.get_num_threads()).map(update, matrices))
             else:
                 list(map(update, matrices))
 
@@ -107,73 +109,6 @@ def orthogonalised(matrix: Tensor, rounds: int = 5) -> Tensor:
     return x.T if tall else x
 
 
-def accumulate(
-    parameters: Iterable[nn.Parameter], losses: Sequence[Callable[[], Loss]], *, sequential: bool = False
-) -> dict[str, float]:
-    """Adds the gradients of the summed losses to the parameters; returns summed metrics and ``loss``.
-
-    A small model's operations are too short to be split between cores, so on a CPU each core computes whole
-    micro-batches. The sum is that of one thread that takes one micro-batch after the other, to the bit.
-
-    Args:
-        losses: may run at the same time, so they must not change anything.
-        sequential: one after the other, for losses that draw random numbers.
-
-    >>> weight = torch.nn.Parameter(torch.tensor([2.0]))
-    >>> accumulate([weight], [lambda: ((weight * 3).sum(), {}), lambda: ((weight * weight).sum(), {})])
-    {'loss': 10.0}
-    >>> weight.grad
-    tensor([7.])
-    """
-    trained = list(parameters)
-    sums: dict[str, float] = defaultdict(float)
-    threads = torch.get_num_threads()
-    if sequential or threads == 1 or len(losses) == 1 or not runs_in_parallel(trained):
-        for loss_of in losses:
-            loss, metrics = loss_of()
-            loss.backward()  # type: ignore[no-untyped-call]
-            _add(sums, loss, metrics)
-        return dict(sums)
-    for loss, metrics, gradients in _pool(threads).map(functools.partial(_gradients, trained), losses):
-        _add(sums, loss, metrics)
-        _pool(threads).submit(_add_gradients, trained, gradients).result()
-    return dict(sums)
-
-
-def runs_in_parallel(parameters: Sequence[Tensor]) -> bool:
-    on_cpu = parameters[0].device.type == "cpu"
-    return on_cpu and sum(p.numel() for p in parameters) <= _PARALLEL_PARAMETERS
-
-
-def _add(sums: dict[str, float], loss: Tensor, metrics: Mapping[str, float]) -> None:
-    sums["loss"] += float(loss.detach())
-    for name, value in metrics.items():
-        sums[name] += value
-
-
-def _gradients(
-    parameters: Sequence[Tensor], loss_of: Callable[[], Loss]
-) -> tuple[Tensor, dict[str, float], tuple[Tensor | None, ...]]:
-    loss, metrics = loss_of()
-    return loss.detach(), metrics, torch.autograd.grad(loss, parameters, allow_unused=True)
-
-
-def _add_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that compute with one core each.
-
-    An operation of a small model that is split between cores waits for the slower one, many times an update:
-    on a busy machine that made updates more than ten times slower.
-    """
-    return ThreadPoolExecutor(threads, "dreamgym-gradients", initializer=torch.set_num_threads, initargs=(1,))
-
-
 class ModelOptimizer:
     """The trainable weights of a model, and of a value head if there is one, under AdamW and Muon."""
 
@@ -188,49 +123,35 @@ class ModelOptimizer:
         temperature = agent.temperature if temperature is None else temperature
         if temperature <= 0:
             raise ConfigError(f"expected a sampling temperature above 0 to train with, got {temperature}")
-        self.logprobs = LogProbModel(
-            agent.model,
-            temperature=temperature,
-            precision=agent.precision,
-            hidden_states=value_head is not None,
+        self._trained = GradientModel(
+            agent.model, temperature=temperature, precision=agent.precision, value_head=value_head
         )
+        self.logprobs = self._trained.logprobs
         self.updates = 0
         """Weight updates so far."""
         self._config = config
         self._fitting = None if config.micro_tokens == "auto" else config.micro_tokens
         self._updating = agent.updating
         self._model = agent.model
-        self._weights = trainable_weights(agent.model)
+        self._weights, self._value_head = self._trained.weights, self._trained.head_weights
         if not self._weights:
             raise ConfigError("expected a model with trainable weights, got one whose weights are all frozen")
-        self._value_head = dict(value_head.named_parameters()) if value_head is not None else {}
-        self._parameters = [*self._weights.values(), *self._value_head.values()]
+        self._parameters = self._trained.parameters
         self._optimizers = self._make_optimizers()
-        self._sequential = _is_random(agent.model) or _checkpointed_layers(agent.model) != []
+        self._adds = self._trained.add
+        if config.processes > 1:
+            self._adds = GradientProcesses(self._trained, config.processes).add
 
     def apply(
         self,
         sequences: Sequence[PackedSequence],
-        loss_of: Callable[[TokenLogProbs], Loss],
+        loss_of: LossOf,
         *,
         lr_scale: float = 1.0,
     ) -> dict[str, float]:
         """One weight update by the summed loss of all micro-batches; a gradient that is not finite
         changes nothing."""
-        sequences = [sequence for sequence in sequences if sequence.tokens]
-        parts = micro_batches(sequences, self._max_tokens(sequences))
-        for part in parts[:1]:
-            self.logprobs.probe_once(part)  # before threads share the model
-        try:
-            with _gradient_checkpointing(self._model):
-                metrics = accumulate(
-                    self._parameters,
-                    [functools.partial(lambda part: loss_of(self.logprobs(part)), part) for part in parts],
-                    sequential=self._sequential,
-                )
-        except torch.cuda.OutOfMemoryError:
-            self._halve(sequences, len(parts))
-            return self.apply(sequences, loss_of, lr_scale=lr_scale)
+        metrics = self.add_gradients(sequences, loss_of)
         norm = self._on_one_core(nn.utils.clip_grad_norm_, self._parameters, self._config.max_grad_norm)
         norm = float(norm)
         if norm < float("inf"):
@@ -243,16 +164,25 @@ class ModelOptimizer:
                     else:
                         self._on_one_core(optimizer.step)
             self.updates += 1
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._trained.clear()
         return metrics | {"grad_norm": norm}
+
+    def add_gradients(self, sequences: Sequence[PackedSequence], loss_of: LossOf) -> dict[str, float]:
+        """Adds the gradients of the summed loss to the weights; returns summed metrics."""
+        sequences = [sequence for sequence in sequences if sequence.tokens]
+        parts = micro_batches(sequences, self._max_tokens(sequences))
+        try:
+            return self._adds(parts, loss_of)
+        except torch.cuda.OutOfMemoryError:
+            self._halve(sequences, len(parts))
+            return self.add_gradients(sequences, loss_of)
 
     def micro_tokens(self, sequences: Sequence[PackedSequence]) -> int:
         """Tokens per pass: as configured, or as many as fit into memory, measured once on these sequences."""
         if self._fitting is None:
             needs = measure_pass(self.logprobs, sequences)
-            if layers := _checkpointed_layers(self._model):
-                with _gradient_checkpointing(self._model):
+            if layers := checkpointed_layers(self._model):
+                with gradient_checkpointing(self._model):
                     outside = measure_pass(self.logprobs, sequences)
                 # The input of each layer, and one layer at a time as it is without checkpointing.
                 inputs = 4 * self._model.config.get_text_config().hidden_size * len(layers)
@@ -268,8 +198,7 @@ class ModelOptimizer:
         Raises:
             ConfigError: each pass has one sequence already, or the number is not ours to choose.
         """
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._trained.clear()
         if self._config.micro_tokens != "auto" or parts == len(sequences):
             raise ConfigError(
                 f"an update with learner.micro_tokens={self._config.micro_tokens!r} does not fit into the "
@@ -282,14 +211,16 @@ class ModelOptimizer:
     def _on_one_core(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if not runs_in_parallel(self._parameters):
             return function(*arguments)
-        return _pool(torch.get_num_threads()).submit(function, *arguments).result()
+        return thread_pool(torch.get_num_threads()).submit(function, *arguments).result()
 
     def _max_tokens(self, sequences: Sequence[PackedSequence]) -> float:
         """Small models: a quarter of the batch at most, so that two cores have about the same to do."""
-        limit = self.micro_tokens(sequences)
-        if not runs_in_parallel(self._parameters):
+        limit, parts = self.micro_tokens(sequences), self._config.processes
+        if runs_in_parallel(self._parameters):
+            parts *= _PARALLEL_PARTS
+        if parts == 1:
             return limit
-        return min(limit, sum(len(sequence.tokens) for sequence in sequences) / _PARALLEL_PARTS)
+        return min(limit, sum(len(sequence.tokens) for sequence in sequences) / parts)
 
     def _make_optimizers(self) -> list[tuple[torch.optim.Optimizer, float]]:
         """Each with its learning rate."""
@@ -335,10 +266,6 @@ class ModelOptimizer:
         self.updates = stored["updates"]
 
 
-def trainable_weights(model: Any) -> dict[str, nn.Parameter]:
-    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
 @torch.no_grad()
 def restore(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
     """In place."""
@@ -364,28 +291,3 @@ def check_same_settings(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
                 f"this state was made with {name}={theirs.get(name)!r}, now {name}={value!r}; "
                 "start a new run, or resume with the same settings"
             )
-
-
-def _is_random(model: Any) -> bool:
-    """Whether a forward pass in training mode draws random numbers (dropout)."""
-    config = getattr(model, "config", None)
-    settings: dict[str, Any] = config.to_dict() if config is not None else {}
-    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in settings.items())
-
-
-def _checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
-
-
-@contextmanager
-def _gradient_checkpointing(model: nn.Module) -> Iterator[None]:
-    """transformers checkpoints layers in training mode only, and a policy is served in evaluation mode: so
-    the layers alone change mode, and the dropout inside them does not."""
-    changed = [module for module in _checkpointed_layers(model) if not module.training]
-    for module in changed:
-        module.training = True
-    try:
-        yield
-    finally:
-        for module in changed:
-            module.training = False

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from dreamgym.config import LearnerConfig, validate
 from dreamgym.rl import losses
+from dreamgym.rl.gradients import Loss
 from dreamgym.rl.imitated import ImitatedEpisodes, Turn
 from dreamgym.rl.logprobs import LogProbModel, TokenLogProbs
-from dreamgym.rl.optimizers import Loss, ModelOptimizer, Trainable, check_same_settings, restore
+from dreamgym.rl.optimizers import ModelOptimizer, Trainable, check_same_settings, restore
 from dreamgym.rl.packing import PackedBatch, exact_tokens
 from dreamgym.types import RolloutGroup, Trajectory
 
@@ -46,6 +47,46 @@ class TrainingBatch:
     """`(tokens,)`: whether the turn of a token was refused."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """The loss of one minibatch, of which each call adds the part of a micro-batch."""
+
+    config: LearnerConfig
+    batch: TrainingBatch
+    """Without its sequences: a process receives those of its micro-batches."""
+    weights: Tensor
+    """`(tokens,)`: 0 outside of the minibatch."""
+    token_share: float
+    """1 / tokens of the minibatch."""
+    turn_share: float
+
+    def __call__(self, found: TokenLogProbs) -> Loss:
+        config, batch, metrics = self.config, self.batch, dict[str, float]()
+        weights, share = self.weights[found.token_ids], self.token_share
+        advantages = batch.advantages[found.token_ids]
+        old = found.logprobs.detach()
+        if batch.old_logprobs is not None:
+            old = batch.old_logprobs[found.token_ids]
+        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+        loss = losses.clipped_policy_loss(found.logprobs, old, advantages, **clip)
+        metrics["policy_loss"] = float((weights * loss.detach()).sum())
+        with torch.set_grad_enabled(bool(config.entropy_coef)):
+            entropies = found.entropies()
+        with torch.no_grad():
+            clipped = losses.clipped(found.logprobs, old, advantages, **clip)
+            metrics["clip_fraction"] = share * float(clipped.sum())
+            metrics["entropy"] = share * float(entropies.sum())
+            metrics["approx_kl"] = share * float(losses.kl_estimate(found.logprobs, old).sum())
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * entropies
+        if batch.reference is not None:
+            sampled = old if config.kl_bias_correction else None
+            kl = losses.kl_estimate(found.logprobs, batch.reference[found.token_ids], sampled)
+            metrics["kl"] = share * float(kl.detach().sum())
+            loss = loss + config.kl_coef * kl
+        return (weights * loss).sum(), metrics
+
+
 def learner_config(config: LearnerConfig | None, overrides: Mapping[str, Any]) -> LearnerConfig:
     return validate(
         LearnerConfig, (config or LearnerConfig()).model_dump() | dict(overrides), prefix="learner."
@@ -57,6 +98,7 @@ class PolicyGradient(ABC):
 
     _unused = frozenset({"selection", "pooled_steps"})
     """Settings that do not change what this learner does."""
+    _loss: type[PolicyLoss] = PolicyLoss
 
     def __init__(
         self,
@@ -123,9 +165,6 @@ class PolicyGradient(ABC):
     def _make_value_head(self, model: Any) -> nn.Linear | None:
         return None
 
-    def _value_loss(self, batch: TrainingBatch, found: TokenLogProbs, share: float) -> Loss | None:
-        return None
-
     def _refused(self, trajectory: Trajectory) -> list[bool]:
         """Per turn."""
         return [turn.outcome.next_state.text in self._refusals for turn in trajectory.chosen]
@@ -190,14 +229,13 @@ class PolicyGradient(ABC):
         for member, weight in zip(members, of_members, strict=True):
             tokens = packed.token_ranges[member]
             weights[tokens.start : tokens.stop] = weight
-        token_share = 1 / max(1, sum(lengths))
-        turn_share = 1 / sum(len(packed.turn_ranges[member]) for member in members)
-
-        def loss_of(found: TokenLogProbs) -> Loss:
-            loss, metrics = self._policy_loss(batch, found, weights[found.token_ids], token_share)
-            more = self._value_loss(batch, found, turn_share)
-            return (loss, metrics) if more is None else (loss + more[0], metrics | more[1])
-
+        loss_of = self._loss(
+            config=config,
+            batch=replace(batch, packed=PackedBatch()),
+            weights=weights,
+            token_share=1 / max(1, sum(lengths)),
+            turn_share=1 / sum(len(packed.turn_ranges[member]) for member in members),
+        )
         metrics = self._optimizer.apply(packed.of(members), loss_of, lr_scale=self._lr_scale())
         metrics.pop("loss", None)  # of different parts; policy_loss and value_loss are in the metrics
         return metrics
@@ -206,31 +244,6 @@ class PolicyGradient(ABC):
         rising = min(1.0, (self.updates + 1) / max(1, self.config.warmup_steps))
         left = 1 - self.steps / self.config.decay_steps if self.config.decay_steps else 1.0
         return rising * (_MIN_LR_SCALE + (1 - _MIN_LR_SCALE) * max(0.0, left))
-
-    def _policy_loss(self, batch: TrainingBatch, found: TokenLogProbs, weights: Tensor, share: float) -> Loss:
-        config, metrics = self.config, dict[str, float]()
-        advantages = batch.advantages[found.token_ids]
-        old = found.logprobs.detach()
-        if batch.old_logprobs is not None:
-            old = batch.old_logprobs[found.token_ids]
-        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        loss = losses.clipped_policy_loss(found.logprobs, old, advantages, **clip)
-        metrics["policy_loss"] = float((weights * loss.detach()).sum())
-        with torch.set_grad_enabled(bool(config.entropy_coef)):
-            entropies = found.entropies()
-        with torch.no_grad():
-            clipped = losses.clipped(found.logprobs, old, advantages, **clip)
-            metrics["clip_fraction"] = share * float(clipped.sum())
-            metrics["entropy"] = share * float(entropies.sum())
-            metrics["approx_kl"] = share * float(losses.kl_estimate(found.logprobs, old).sum())
-        if config.entropy_coef:
-            loss = loss - config.entropy_coef * entropies
-        if batch.reference is not None:
-            sampled = old if config.kl_bias_correction else None
-            kl = losses.kl_estimate(found.logprobs, batch.reference[found.token_ids], sampled)
-            metrics["kl"] = share * float(kl.detach().sum())
-            loss = loss + config.kl_coef * kl
-        return (weights * loss).sum(), metrics
 
     def _recorded(self, packed: PackedBatch) -> Tensor | None:
         """Log-probs as sampled; None where they must be computed."""
@@ -246,8 +259,10 @@ class PolicyGradient(ABC):
         return logprobs
 
     def _settings(self) -> dict[str, Any]:
-        # What bounds memory or names the class does not change the result.
-        fixed = self.config.model_dump(exclude={"algorithm", "micro_tokens", "beta", *self._unused})
+        # What bounds memory, names the class or divides the work does not change the result.
+        fixed = self.config.model_dump(
+            exclude={"algorithm", "micro_tokens", "processes", "beta", *self._unused}
+        )
         return fixed | {"seed": self._seed, "temperature": self._logprobs.temperature}
 
     def state_dict(self) -> dict[str, Any]:

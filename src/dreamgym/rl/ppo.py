@@ -10,12 +10,31 @@ from torch import Tensor, nn
 
 from dreamgym.config import LearnerConfig
 from dreamgym.errors import ConfigError
+from dreamgym.rl.gradients import Loss
 from dreamgym.rl.logprobs import TokenLogProbs
 from dreamgym.rl.losses import clipped_value_loss, gae
-from dreamgym.rl.optimizers import Loss, Trainable
+from dreamgym.rl.optimizers import Trainable
 from dreamgym.rl.packing import NextPrompt, PackedBatch, pack
-from dreamgym.rl.policy_gradient import PolicyGradient, TrainingBatch
+from dreamgym.rl.policy_gradient import PolicyGradient, PolicyLoss, TrainingBatch
 from dreamgym.types import RolloutGroup, Trajectory
+
+
+class PPOLoss(PolicyLoss):
+    """With the loss of the value head."""
+
+    def __call__(self, found: TokenLogProbs) -> Loss:
+        policy_loss, metrics = super().__call__(found)
+        batch, config = self.batch, self.config
+        assert batch.values is not None
+        assert batch.value_targets is not None
+        assert found.values is not None
+        turns = found.turn_ids
+        loss = clipped_value_loss(
+            found.values, batch.values[turns], batch.value_targets[turns], clip=config.value_clip
+        )
+        metrics["value_loss"] = self.turn_share * float(loss.detach().sum())
+        metrics["value_mean"] = self.turn_share * float(found.values.detach().sum())
+        return policy_loss + config.value_coef * self.turn_share * loss.sum(), metrics
 
 
 class PPO(PolicyGradient):
@@ -28,6 +47,7 @@ class PPO(PolicyGradient):
     """
 
     value_head: nn.Linear
+    _loss = PPOLoss
 
     def __init__(
         self,
@@ -107,18 +127,3 @@ class PPO(PolicyGradient):
             )
             advantages[turns.start : turns.stop] = torch.tensor(of_turns, device=values.device)
         return advantages
-
-    def _value_loss(self, batch: TrainingBatch, found: TokenLogProbs, share: float) -> Loss:
-        assert batch.values is not None
-        assert batch.value_targets is not None
-        assert found.hidden is not None
-        values = self.value_head(found.hidden.float())[:, 0]
-        turns = found.turn_ids
-        loss = clipped_value_loss(
-            values, batch.values[turns], batch.value_targets[turns], clip=self.config.value_clip
-        )
-        metrics = {
-            "value_loss": share * float(loss.detach().sum()),
-            "value_mean": share * float(values.detach().sum()),
-        }
-        return self.config.value_coef * share * loss.sum(), metrics

@@ -14,8 +14,9 @@ import torch
 
 from dreamgym.config import LearnerConfig
 from dreamgym.errors import ConfigError
+from dreamgym.rl.gradients import Loss
 from dreamgym.rl.logprobs import TokenLogProbs
-from dreamgym.rl.optimizers import Loss, ModelOptimizer, Trainable, check_same_settings
+from dreamgym.rl.optimizers import ModelOptimizer, Trainable, check_same_settings
 from dreamgym.rl.packing import LossMask, PackedBatch, PackedSequence, pack
 from dreamgym.rl.policy_gradient import learner_config
 from dreamgym.seeding import derive_seed
@@ -87,10 +88,6 @@ class SFT:
         """One weight update; ``loss`` is the mean negative log-prob of the batch's tokens before it."""
         members = batch_indices(len(self.packed.sequences), self.steps, self._batch_size, self._seed)
         tokens = max(1, sum(len(self.packed.token_ranges[member]) for member in members))
-
-        def loss_of(found: TokenLogProbs) -> Loss:
-            return -found.logprobs.sum() / tokens, {}
-
         sequences = [each for place, member in enumerate(members) for each in self._sequences(place, member)]
         lr_scale = learning_rate_scale(
             self.steps, self.total_steps, self.config.warmup_steps, self._decay_fraction
@@ -98,6 +95,7 @@ class SFT:
         device = self._optimizer.logprobs.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(derive_seed("dropout", self._seed, self.steps))
+            loss_of = functools.partial(mean_negative_logprob, tokens=tokens)
             metrics = self._optimizer.apply(sequences, loss_of, lr_scale=lr_scale)
         self.steps += 1
         return metrics | {"tokens": tokens}
@@ -147,6 +145,11 @@ class SFT:
         check_same_settings(self._settings(), stored["settings"])
         self._optimizer.load_state_dict(stored)
         self.steps = stored["steps"]
+
+
+def mean_negative_logprob(found: TokenLogProbs, *, tokens: int) -> Loss:
+    """The part of a micro-batch in the mean over `tokens`."""
+    return -found.logprobs.sum() / tokens, {}
 
 
 def learning_rate_scale(step: int, steps: int, warmup_steps: int, decay_fraction: float) -> float:

@@ -195,12 +195,13 @@ class Agent:
 
     def weights(self) -> dict[str, Any]:
         """A copy of the weights that learn."""
-        from dreamgym.rl.optimizers import trainable_weights
+        from dreamgym.rl.gradients import trainable_weights
 
         return {name: weight.detach().clone() for name, weight in trainable_weights(self.model).items()}
 
     def restore(self, weights: Mapping[str, Any]) -> None:
-        from dreamgym.rl.optimizers import restore, trainable_weights
+        from dreamgym.rl.gradients import trainable_weights
+        from dreamgym.rl.optimizers import restore
 
         with self.language_model.updating():
             restore(trainable_weights(self.model), weights)

@@ -123,6 +123,7 @@ def _fine_tuning(
         steps=settings.steps,
         batch_size=settings.batch,
         seed=config.seed,
+        processes=config.learner.processes,
     )
 
 

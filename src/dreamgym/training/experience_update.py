@@ -146,7 +146,8 @@ class ExperienceUpdater:
         return found  # type: ignore[no-any-return]
 
     def _serve(self, weights: Mapping[str, Any]) -> None:
-        from dreamgym.rl.optimizers import restore, trainable_weights
+        from dreamgym.rl.gradients import trainable_weights
+        from dreamgym.rl.optimizers import restore
 
         with self._language_model.updating():
             restore(trainable_weights(self._language_model.model), weights)
@@ -258,7 +259,7 @@ def _file(version: int) -> str:
 
 
 def _copy(model: Any) -> dict[str, Any]:
-    from dreamgym.rl.optimizers import trainable_weights
+    from dreamgym.rl.gradients import trainable_weights
 
     return {name: weight.detach().clone() for name, weight in trainable_weights(model).items()}
 
@@ -267,7 +268,7 @@ def _trainable(served: Any) -> Any:
     """The model itself, or a copy in fp32: small updates of half precision are lost in rounding."""
     import torch
 
-    from dreamgym.rl.optimizers import trainable_weights
+    from dreamgym.rl.gradients import trainable_weights
 
     half = any(weight.dtype != torch.float32 for weight in trainable_weights(served).values())
     return copy.deepcopy(served).float() if half else served

@@ -76,6 +76,7 @@ class FineTuning:
         steps: int,
         batch_size: int,
         seed: int = 0,
+        processes: int = 1,
         warmup_steps: int = _WARMUP_STEPS,
         max_length: int = MAX_LENGTH,
         evaluate_every: int = 200,
@@ -113,6 +114,7 @@ class FineTuning:
             decay_fraction=_DECAY_FRACTION,
             seed=seed,
             exchangeable=loaded.exchangeable,
+            processes=processes,
         )
 
     def resume(self) -> None:

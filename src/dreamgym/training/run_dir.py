@@ -39,7 +39,7 @@ BASE, GATE = "base", "gate.json"
 
 _MAY_CHANGE = frozenset(
     {
-        *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens"),
+        *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens", "learner.processes"),
         *("train.out", "train.steps", "train.real_steps", "train.seconds", "train.concurrency"),
         *("train.workers", "train.max_staleness"),
         *("train.retries", "train.save_policy_every", "train.save_groups", "train.monitors"),
