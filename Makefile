@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
-# Processes that share the tests; each keeps to one thread.
-WORKERS ?= 2
+# Processes that share the tests, each with one thread; one more than cores, since some tests wait.
+WORKERS ?= 3
 
 .PHONY: help setup quickstart test test-distributed test-integrations lint types unit docs bench clean
 
@@ -45,7 +45,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 docs: setup
 	$(BIN)/mkdocs build --strict

@@ -30,6 +30,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 collect_ignore = [] if os.environ.get("DREAMGYM_VLLM_PYTHON") else ["models/test_vllm.py"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: the processes that share the files then end at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish() -> None:
     """Exclude everything imported so far from garbage collection."""
     gc.collect()

@@ -78,9 +78,11 @@ NOT_RUN = {
 TRAIN = "--steps 1 --model nano --set train.warm_start_steps=2 --set train.tasks_per_step=2"
 TRAIN += " --set train.gate=off"  # a model of two updates would be refused
 TRAIN += " --set train.group_size=2 --set train.horizon=3 --set agent.max_tokens=8"
+EXPERIENCE = "--model nano --steps 2 --set experience.batch=4"
+EXPERIENCE += " --set experience.max_tokens=40"  # a model of two updates does not end its replies
 SHORT = {
     "dreamgym collect": "--episodes 4",
-    "dreamgym experience train": "--model nano --steps 2 --set experience.batch=4",
+    "dreamgym experience train": EXPERIENCE,
     "dreamgym experience eval": "--episodes 2",
     "dreamgym experience audit": "--episodes 2",
     "dreamgym experience attack": "--candidates 8 --min-real 0",

@@ -36,6 +36,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def before(runs: Path) -> dict[Path, bytes]:
+    return contents(runs / "experience")
+
+
 async def _fill(folder: Path) -> None:
     await dg.collect("textworld", folder / "data", episodes=8, policy="expert", options=COOKING)
     await dg.fine_tune(
@@ -93,32 +98,6 @@ def test_own_environment_takes_at_most_60_lines() -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
 
 
-def test_01_a_dream_is_played(runs: Path, tmp_path: Path) -> None:
-    shown = run("01", tmp_path, RUN=runs / "experience", ACTIONS="look,open fridge")
-    assert "> look" in shown
-    assert "because:" in shown
-
-
-def test_02_the_loop_trains_and_leaves_the_experience_model_as_it_was(runs: Path, tmp_path: Path) -> None:
-    before = contents(runs / "experience")
-    shown = run("02", tmp_path, RUN=runs / "experience", STEPS=1, WARM_START=2, MODEL="nano", **SHORT)
-    assert "success" in shown
-    assert (tmp_path / "runs" / "my-agent" / "config.json").exists()
-    assert contents(runs / "experience") == before
-
-
-def test_03_an_own_environment_goes_end_to_end(tmp_path: Path) -> None:
-    shown = run("03", tmp_path, OUT="drinks", MODEL="nano", SCALE=0.02)
-    assert "drinks/agent@0" in shown
-    assert "drinks/report.html" in shown
-
-
-def test_04_own_traces_go_end_to_end(tmp_path: Path) -> None:
-    shown = run("04", tmp_path, OUT="shop", MODEL="nano", SCALE=0.01)
-    assert "36 new trajectories" in shown
-    assert (tmp_path / "shop" / "agent" / "config.json").exists()
-
-
 def test_05_a_policy_goes_on_in_the_real_environment(runs: Path, tmp_path: Path) -> None:
     shown = run("05", tmp_path, AGENT=runs / "agent", OUT="real", REAL_STEPS=20, EPISODES=2)
     assert "real steps" in shown
@@ -138,28 +117,53 @@ def test_a_notebook_is_what_its_example_makes(name: str) -> None:
     assert stored.rstrip() == made.rstrip(), "run python -m website.notebooks"
 
 
-def test_every_notebook_runs_from_its_first_cell_to_its_last(runs: Path, tmp_path: Path) -> None:
-    """One kernel for all of them, which loads torch once; each with the settings of its example above."""
+@pytest.fixture(scope="module")
+def executed(
+    runs: Path, before: dict[Path, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, str]]:
+    """The folder, and what the cells of each notebook printed. One kernel for all, which loads torch once.
+
+    A notebook has the code of its script: these scripts are not run a second time.
+    """
+    folder = tmp_path_factory.mktemp("notebooks")
     settings: dict[str, dict[str, object]] = {
         "01": {"RUN": runs / "experience", "ACTIONS": "look,open fridge"},
         "02": {"STEPS": 1, "WARM_START": 2, "MODEL": "nano", **SHORT},
-        "03": {"OUT": tmp_path / "drinks", "SCALE": 0.02},
-        "04": {"OUT": tmp_path / "shop", "SCALE": 0.01},
-        "05": {"STEPS": 1, "MODEL": tmp_path / "base", **SHORT},
+        "03": {"OUT": folder / "drinks", "SCALE": 0.01},
+        "04": {"OUT": folder / "shop", "SCALE": 0.01},
+        "05": {"STEPS": 1, "MODEL": folder / "base", **SHORT},
     }
-    small_models.model().save_pretrained(tmp_path / "base")
-    small_models.tokenizer().save_pretrained(tmp_path / "base")
-    together = nbformat.v4.new_notebook()
+    small_models.model().save_pretrained(folder / "base")
+    small_models.tokenizer().save_pretrained(folder / "base")
+    together, made_from = nbformat.v4.new_notebook(), []
     for name, script in NOTEBOOKS.items():
         changed = {key: str(value) for key, value in settings[name[:2]].items()}
-        together.cells.append(nbformat.v4.new_code_cell(f"import os; os.environ.update({changed!r})"))
-        together.cells += notebook(script).cells
+        cells = [nbformat.v4.new_code_cell(f"import os; os.environ.update({changed!r})")]
+        cells += notebook(script).cells
+        together.cells += cells
+        made_from += [name[:2]] * len(cells)
     for place, cell in enumerate(together.cells):
         cell["id"] = f"cell-{place}"
-    client = nbclient.NotebookClient(together, timeout=1200, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
-    printed = "".join(
-        str(output.get("text", "")) for cell in together.cells for output in cell.get("outputs", ())
-    )
-    for text in ("because:", "success", "drinks/report.html", "36 new trajectories", "real success: "):
-        assert text in printed
+    nbclient.NotebookClient(together, timeout=1200, resources={"metadata": {"path": str(folder)}}).execute()
+    printed = dict.fromkeys(settings, "")
+    for number, cell in zip(made_from, together.cells, strict=True):
+        printed[number] += "".join(each.get("text", "") for each in cell.get("outputs", []))
+    return folder, printed
+
+
+def test_every_notebook_runs_from_its_first_cell_to_its_last(executed: tuple[Path, dict[str, str]]) -> None:
+    folder, printed = executed
+    assert "> look" in printed["01"]
+    assert "because:" in printed["01"]
+    assert "success" in printed["02"]
+    assert (folder / "runs" / "my-agent" / "config.json").exists()
+    assert "drinks/agent@0" in printed["03"]
+    assert "drinks/report.html" in printed["03"]
+    assert "36 new trajectories" in printed["04"]
+    assert (folder / "shop" / "agent" / "config.json").exists()
+
+
+def test_the_loop_leaves_the_experience_model_as_it_was(
+    runs: Path, before: dict[Path, bytes], executed: tuple[Path, dict[str, str]]
+) -> None:
+    assert contents(runs / "experience") == before

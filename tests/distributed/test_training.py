@@ -99,6 +99,13 @@ def workers_of(pid: int) -> list[psutil.Process]:
     ]
 
 
+async def no_worker_is_left() -> None:
+    """A killed process needs a moment to end on a busy machine."""
+    async with asyncio.timeout(60):
+        while workers_of(os.getpid()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("mode", ["dream", "real"])
 async def test_two_workers_learn_what_one_process_learns_to_the_bit(home: Path, mode: str) -> None:
     whole = home / mode
@@ -107,7 +114,7 @@ async def test_two_workers_learn_what_one_process_learns_to_the_bit(home: Path, 
     folder = begun(home, f"{mode} on workers")
     await run(settings(folder, f"train.mode={mode}", *FEW, "train.workers=2"))
     same_end(whole / "run", folder / "run", STEPS)
-    assert not workers_of(os.getpid()), "a run that has ended leaves no worker"
+    await no_worker_is_left()
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
@@ -182,7 +189,7 @@ async def test_rollouts_of_the_next_step_begin_before_the_update(home: Path) -> 
     assert [row["staleness"] for row in rows] == [0, *updates[:-1]], (
         "by the update that they did not wait for"
     )
-    assert not workers_of(os.getpid())
+    await no_worker_is_left()
 
 
 @pytest.mark.parametrize(

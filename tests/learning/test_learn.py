@@ -26,6 +26,8 @@ from tests.learning.lamp import Lamp
 
 LAMP = f"{Path(__file__).parent / 'lamp.py'}:Lamp"
 SMALL = ["--model", "nano", "--scale", "0.01", "--set", "agent.max_tokens=6", "--set", "learner.epochs=1"]
+# A model of a few updates does not stop by itself.
+SMALL += ["--set", "experience.max_tokens=60"]
 
 
 @pytest.fixture(scope="module")
