@@ -1,10 +1,7 @@
 """A web site of your own in a real browser: `--env examples/environments/todo_site.py:TodoSite`."""
 
-from __future__ import annotations
-
 import random
 from html import escape
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,7 +12,6 @@ import dreamgym as dg
 from dreamgym.envs.browser import Site, Visit
 
 THINGS = ["milk", "bread", "rice", "tea", "apples", "soap"]
-FORM = "<form><label>New <input name=add></label><button>Add</button></form>"
 
 
 class TodoSite(Site):
@@ -27,20 +23,18 @@ class TodoSite(Site):
     def tasks(self) -> dict[str, list[dg.Task]]:
         return {"train": [self.task(n) for n in range(100)], "test": [self.task(n) for n in range(100, 120)]}
 
-    def task(self, number: int) -> dg.Task:
-        one, two = wanted = random.Random(number).sample(THINGS, 2)
+    def task(self, n: int) -> dg.Task:
+        one, two = wanted = random.Random(n).sample(THINGS, 2)
         setup = {"start": "/{session}", "values": THINGS, "wanted": sorted(wanted)}
-        text = f"Put {one} and {two} on the list."
-        return dg.Task(id=f"todo-{number}", instruction=text, environment="todo", parameters=setup)
+        return dg.Task(id=str(n), instruction=f"List {one} and {two}.", environment="todo", parameters=setup)
 
-    def app(self) -> Any:
-        async def show(request: Request) -> HTMLResponse:
-            things = self.lists.setdefault(request.path_params["session"], [])
-            things += request.query_params.getlist("add")
-            items = "".join(f"<li>{escape(each)}</li>" for each in things)
-            return HTMLResponse(f"<title>List</title><h1>List</h1><ul>{items}</ul>{FORM}")
+    async def show(self, request: Request) -> HTMLResponse:
+        things = self.lists.setdefault(request.path_params["session"], [])
+        things += request.query_params.getlist("add")
+        return HTMLResponse("<li>".join(["", *map(escape, things)]) + "<form>New <input name=add><button>Add")
 
-        return Starlette(routes=[Route("/{session}", show)])
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/{session}", self.show)])
 
     async def check(self, visit: Visit) -> bool:
         return sorted(self.lists.get(visit.session, [])) == visit.task.parameters["wanted"]
