@@ -3,10 +3,12 @@
     python benchmarks/scaling.py --quick
     python benchmarks/scaling.py --json results/scaling.json        # on idle cores
 
-`compute`: a tiny policy and an experience model of the same size that writes 40 tokens per
-turn, 32 groups of 8.
+`compute`: a tiny policy and an experience model of the same size that writes 40 tokens per turn, 16 groups of
+8 in each of 3 rounds.
 `latency`: the same policy, and replies that take 0.5 to 2 seconds, 1 group of 8 at a time per worker.
-Every measurement follows a warm-up in the same pool; ratios are against the first line of their table.
+`broadcast`: until two workers have loaded new weights, for models of several sizes.
+Rounds of all numbers of workers alternate, each after a warm-up in the same pool; ratios are medians of the
+rounds. "others" are the cores that other processes of the machine took meanwhile.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import asyncio
 import json
 import os
 import platform
+import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from dreamgym.config import Config, load_config
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.distributed.player import GroupPlayer, GroupRequest, LocalPlayer
 from dreamgym.distributed.pool import PoolSettings
-from dreamgym.distributed.setup import open_player
+from dreamgym.distributed.setup import open_player, open_pool
 from dreamgym.distributed.worker import TrainSetup, use_one_thread
 from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.envs.wrappers import StepCounter
@@ -37,7 +40,7 @@ from dreamgym.rollouts import CircuitBreaker, GroupSettings, Origin, run_episode
 from dreamgym.training.agent import Agent, make_agent
 from dreamgym.training.dream_loading import Dream
 from dreamgym.types import Task, Trajectory
-from scaling_dreams import CORRIDORS, HORIZON, Computing, Rules, Waiting
+from scaling_dreams import CORRIDORS, HORIZON, Computing, Rules, Wait, Waiting
 
 SIZE = 8
 
@@ -78,21 +81,44 @@ class Bench:
             player = await self.player(stack, model, workers, slots)
             await player.publish(0, self.agent.weights)
             await player.play(self.request("warm-up", max(1, workers) * slots, 1))
+            mine, machine = _cpu(workers), _machine_cpu()
             driver, began = time.process_time(), time.perf_counter()
             report = await player.play(self.request("measured", groups, 2))
             seconds, driver = time.perf_counter() - began, time.process_time() - driver
-            began = time.perf_counter()
-            await player.publish(1, self.agent.weights)
-            published = time.perf_counter() - began
+            mine, machine = _cpu(workers) - mine, _machine_cpu() - machine
             memory = [each.memory_full_info().uss for each in processes()] if workers else []
         assert report.episodes == groups * SIZE, report.dropped
         return {
             "workers": workers,
             "rollouts_per_second": report.episodes / seconds,
+            "rollouts_per_cpu_second": report.episodes / mine,
             "driver_ms_per_rollout": 1000 * driver / report.episodes,
-            "publish_ms": 1000 * published,
             "worker_mb": sum(memory) / len(memory) / 1e6 if memory else None,
+            "others": max(0.0, machine - mine) / seconds,
         }
+
+    async def broadcast(self, workers: int, times: int) -> dict[str, Any]:
+        """Publish, and wait until every worker has loaded the weights."""
+        found: list[float] = []
+        async with AsyncExitStack() as stack:
+            setup = TrainSetup(config=self.config, folder=self.folder, experience_model=Waiting())
+            settings = PoolSettings(slots=1, seconds=600)
+            pool, publisher = await open_pool(
+                *(stack, self.config, setup, settings),
+                workers=workers,
+                logs=self.folder / "workers",
+                on_event=print,
+            )
+            for version in range(1, times + 1):
+                began = time.perf_counter()
+                box = await publisher.put(version, self.agent.weights())
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(workers):  # a worker that has one waits, so each takes one
+                        group.create_task(pool.run(Wait(), version=version, box=box))
+                found.append(time.perf_counter() - began - Wait.seconds)
+        weights = self.agent.weights().values()
+        size = sum(weight.numel() * weight.element_size() for weight in weights)
+        return {"mb": size / 1e6, "workers": workers, "ms": 1000 * statistics.median(found)}
 
     async def player(self, stack: AsyncExitStack, model: Rules, workers: int, slots: int) -> GroupPlayer:
         breaker = CircuitBreaker(GroupSettings(size=SIZE))
@@ -117,43 +143,77 @@ def processes() -> list[psutil.Process]:
     return [each for each in below if each.ppid() in {server.pid for server in servers}]
 
 
+def _cpu(workers: int) -> float:
+    """Seconds of this process and its workers."""
+    times = [psutil.Process().cpu_times(), *(each.cpu_times() for each in (processes() if workers else ()))]
+    return float(sum(each.user + each.system for each in times))
+
+
+def _machine_cpu() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
 async def run(quick: bool, only: str | None) -> dict[str, Any]:
     use_one_thread()
+    found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
         offline = await recorded(home / "offline")
-        config = load_config(
-            overrides=[
-                *("environment.name=corridor", "agent.model=tiny", "agent.vocabulary=320"),
-                *("agent.max_tokens=6", f"train.horizon={HORIZON}"),
-                f'train.data=["{home / "offline"}"]',
-            ]
-        )
-        folder = home / "run"
-        agent = make_agent(config, offline, folder)
-        bench = Bench(config, folder, offline, agent)
-        found: dict[str, Any] = {"machine": machine()}
+        bench = opened(home, "tiny", offline)
         if only in (None, "compute"):
-            groups = 4 if quick else 32
-            rows = [
-                await bench.measure(
-                    Computing(folder / "base"), workers, groups, -(-groups // max(1, workers))
-                )
-                for workers in (0, 1, 2)
-            ]
-            found["compute"] = with_ratios(rows)
+            groups = 4 if quick else 16
+            model = Computing(bench.folder / "base")
+            found["compute"] = await rounds(
+                lambda workers: bench.measure(model, workers, groups, -(-groups // max(1, workers))),
+                *((0, 1, 2), 1 if quick else 3),
+            )
         if only in (None, "latency"):
-            counts = (1, 2) if quick else (1, 2, 4, 8)
-            each = 1 if quick else 4
-            rows = [await bench.measure(Waiting(), workers, each * workers, 1) for workers in counts]
-            found["latency"] = with_ratios(rows)
-        await agent.aclose()
+            each = 1 if quick else 2
+            found["latency"] = await rounds(
+                lambda workers: bench.measure(Waiting(), workers, each * workers, 1),
+                *((1, 2) if quick else (1, 2, 4, 8), 1),
+            )
+        await bench.agent.aclose()
+        if only in (None, "broadcast"):
+            rows = []
+            for name in ("tiny", "small"):
+                bench = opened(home, name, offline)
+                rows.append(await bench.broadcast(2, 3 if quick else 9))
+                await bench.agent.aclose()
+            found["broadcast"] = rows
     return found
 
 
-def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    first = rows[0]["rollouts_per_second"]
-    return [row | {"ratio": row["rollouts_per_second"] / first} for row in rows]
+def opened(home: Path, model: str, offline: Sequence[Trajectory]) -> Bench:
+    config = load_config(
+        overrides=[
+            *("environment.name=corridor", f"agent.model={model}", "agent.vocabulary=320"),
+            *("agent.max_tokens=6", f"train.horizon={HORIZON}"),
+            f'train.data=["{home / "offline"}"]',
+        ]
+    )
+    folder = home / model
+    return Bench(config, folder, offline, make_agent(config, offline, folder))
+
+
+async def rounds(
+    measure: Callable[[int], Awaitable[dict[str, Any]]], counts: Sequence[int], times: int
+) -> list[dict[str, Any]]:
+    """Medians by number of workers; a ratio is the median of the ratios to the first number's, round by
+    round."""
+    made = [[await measure(workers) for workers in counts] for _ in range(times)]
+    found = []
+    for place in range(len(counts)):
+        rows = [each[place] for each in made]
+        known = {key: value for key, value in rows[0].items() if value is not None}
+        row: dict[str, Any] = {key: statistics.median(each[key] for each in rows) for key in known}
+        for name in ("rollouts_per_second", "rollouts_per_cpu_second"):
+            ratios = [each[place][name] / each[0][name] for each in made]
+            row[f"{name}_ratio"] = statistics.median(ratios)
+            row[f"{name}_ratios"] = [round(ratio, 3) for ratio in ratios]
+        found.append(row)
+    return found
 
 
 def machine() -> dict[str, Any]:
@@ -167,20 +227,24 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a minute, to see that it works")
-    parser.add_argument("--only", choices=("compute", "latency"))
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--only", choices=("compute", "latency", "broadcast"))
+    parser.add_argument("--json", type=Path, help="write the result here; keeps parts that were not measured")
     options = parser.parse_args()
     found = asyncio.run(run(options.quick, options.only))
     for name in ("compute", "latency"):
         for row in found.get(name, ()):
-            memory = "" if row["worker_mb"] is None else f", {row['worker_mb']:.0f} MB per worker"
+            memory = f", {row['worker_mb']:.0f} MB per worker" if "worker_mb" in row else ""
             print(
                 f"{name}: {row['workers'] or 'no'} workers: {row['rollouts_per_second']:.2f} rollouts/s "
-                f"({row['ratio']:.2f}), driver {row['driver_ms_per_rollout']:.1f} ms CPU per rollout, "
-                f"publish {row['publish_ms']:.0f} ms{memory}"
+                f"(x{row['rollouts_per_second_ratio']:.2f}), {row['rollouts_per_cpu_second']:.2f} per CPU "
+                f"second (x{row['rollouts_per_cpu_second_ratio']:.2f}), driver "
+                f"{row['driver_ms_per_rollout']:.1f} ms CPU per rollout{memory}; others {row['others']:.1f}"
             )
+    for row in found.get("broadcast", ()):
+        print(f"broadcast: {row['mb']:.1f} MB to {row['workers']} workers in {row['ms']:.0f} ms")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        known = json.loads(options.json.read_text()) if options.json.exists() else {}
+        options.json.write_text(json.dumps(known | found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

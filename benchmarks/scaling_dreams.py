@@ -1,13 +1,14 @@
-"""Experience models for `scaling.py`: one that computes, one that waits. Workers import this module."""
+"""Experience models for `scaling.py`, one that computes and one that waits, and a job. Workers import this
+module."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import CompletionRequest, Outcome, Prediction, State, Task, Transition, WorldSheet
@@ -74,3 +75,14 @@ class Waiting(Rules):
     ) -> Prediction:
         await asyncio.sleep(random.Random(f"{task.id}/{len(history)}/{action}").uniform(0.5, 2.0))
         return await super().predict(task, sheet, history, state, action)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A job that takes a while and nothing else."""
+
+    seconds: ClassVar[float] = 0.5
+    name: str = "wait"
+
+    async def run(self, state: Any) -> None:
+        await asyncio.sleep(self.seconds)
