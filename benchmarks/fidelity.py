@@ -2,11 +2,14 @@
 
     python benchmarks/fidelity.py [--cells default-0 default-1 …] [--runs FOLDER] [--results FOLDER] [--table]
 
-A cell is one `dreamgym experience train` on the shipped trajectories and one `dreamgym experience eval` on
-240 recorded real episodes in unseen rooms, or 80 of them. No setting was chosen by this recording. Run the
-command again to resume; each result is a file of its own, and the table has the cells that are there
-(`--table`: only the table). The goal is checked on the world sheet; `own-word` cells use the model's own
-verdict. A default cell takes about twenty minutes of one core, and its measurement five more.
+A cell is one `dreamgym experience train` and one `dreamgym experience eval` on recorded real episodes of
+tasks that it was not fine-tuned on. ALFWorld: the shipped trajectories, and 240 episodes in unseen rooms, or
+80 of them. `webshop` and `miniwob` cells: recorded first, 50 held-out episodes, a small model and few
+updates. No setting was chosen by a held-out recording. Run the command again to resume; each result is a file
+of its own, and the table has the cells that are there (`--table`: only the table). The goal is checked on the
+world sheet; `own-word` cells use the model's own verdict, and so does `miniwob`, whose facts are the replies
+that other recordings of a task know. `left-out` cells use the same model with prompts without facts. A
+default cell takes about twenty minutes of one core, and its measurement five more.
 """
 
 from __future__ import annotations
@@ -20,11 +23,47 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SHORT = ("--steps", "300")
+NO_SHEET = ("--without", "sheet")
 OWN_WORD = "own-word"
+LEFT_OUT = "-left-out"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The real episodes of an environment that its cells use."""
+
+    split: str
+    """Of the held-out tasks."""
+    held_out: int
+    settings: tuple[str, ...] = ()
+    recorded: int = 0
+    """Episodes that are recorded for fine-tuning; 0: the shipped ones."""
+
+
+WEBSHOP = ("--set", "environment.options.view=elements")
+KINDS = '["login-user", "enter-text", "click-checkboxes-large", "click-tab-2-hard"]'
+MINIWOB = (
+    "--set", f"environment.options.kinds={KINDS}",
+    "--set", "collect.episodes_per_task=4", "--set", "collect.concurrency=4",
+)  # fmt: skip
+"""Four episodes of each task: their pages are the facts of the others."""
+SOURCES = {
+    "alfworld": Source("valid_unseen", 240),
+    "webshop": Source("test", 50, WEBSHOP, 400),
+    "miniwob": Source("test", 48, MINIWOB, 160),
+}
+WEBSHOP_TRAIN = (
+    "--steps", "800", "--set", "experience.batch=8", "--set", "experience.vocabulary=2048",
+    "--set", "experience.max_tokens=800",
+)  # fmt: skip
+MINIWOB_TRAIN = (
+    "--steps", "250", "--set", "experience.batch=16", "--set", "experience.text_limit=1000",
+)  # fmt: skip
 CELLS: dict[str, tuple[str, ...]] = {
     **{f"default-{seed}": ("--seed", str(seed)) for seed in range(3)},
     **{f"{OWN_WORD}-{seed}": ("--seed", str(seed)) for seed in range(3)},
@@ -32,10 +71,14 @@ CELLS: dict[str, tuple[str, ...]] = {
     "short-no-history": (*SHORT, "--without", "history"),
     "short-no-demonstrations": (*SHORT, "--without", "demonstrations"),
     "short-no-reasoning": (*SHORT, "--without", "reasoning"),
-    "short-no-sheet": (*SHORT, "--without", "sheet"),
+    "short-no-sheet": (*SHORT, *NO_SHEET),
     "short-llama": (*SHORT, "--set", "experience.family=llama"),
+    "webshop-sheet": WEBSHOP_TRAIN,
+    f"webshop-sheet{LEFT_OUT}": WEBSHOP_TRAIN,
+    "miniwob-replies": MINIWOB_TRAIN,
+    f"miniwob-replies{LEFT_OUT}": MINIWOB_TRAIN,
 }
-EPISODES, FEWER = 240, 80
+FEWER = 80
 COLUMNS = (
     ("next state exact", ("steps", "next_state_exact")),
     ("success agrees", ("steps", "success", "agreement")),
@@ -65,11 +108,17 @@ def measure(cell: str, runs: Path, result: Path) -> None:
     """Fine-tune and measure one cell, unless its result is there."""
     if result.exists():
         return
-    run_name = cell.replace(OWN_WORD, "default")
-    unseen, run = runs / "unseen", runs / run_name
-    recorded = ("--policy", "mix", "--episodes", str(EPISODES), "--split", "valid_unseen", "--seed", "21")
-    dreamgym("collect", "--env", "alfworld", *recorded, "--out", str(unseen))
+    run_name = cell.replace(OWN_WORD, "default").removesuffix(LEFT_OUT)
+    environment = next((name for name in SOURCES if cell.startswith(name)), "alfworld")
+    source = SOURCES[environment]
+    trained, unseen, run = runs / f"{environment}-train", runs / f"{environment}-unseen", runs / run_name
+    collect = ("collect", "--env", environment, "--policy", "mix", *source.settings)
+    held_out = ("--episodes", str(source.held_out), "--split", source.split, "--seed", "21")
+    dreamgym(*collect, *held_out, "--out", str(unseen))
     options = (*CELLS[cell], "--out", str(run))
+    if source.recorded:
+        dreamgym(*collect, "--episodes", str(source.recorded), "--out", str(trained))
+        options = ("--env", environment, "--data", str(trained), *source.settings, *options)
     times = runs / f"{run_name}.times.json"
     code = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
@@ -77,16 +126,19 @@ def measure(cell: str, runs: Path, result: Path) -> None:
     if not times.exists():
         spent = dreamgym("experience", "train", *options)
         times.write_text(json.dumps(spent), encoding="utf-8")
-    asked = ("--episodes", str(EPISODES if cell.startswith("default") else FEWER))
+    fewer = FEWER if cell.startswith(("short", OWN_WORD)) else source.held_out
+    asked = ("--episodes", str(fewer))
     grader = ("--reward", "model") if cell.startswith(OWN_WORD) else ()
-    dreamgym("experience", "eval", str(run), "--data", str(unseen), *asked, *grader)
+    left_out = NO_SHEET if cell.endswith(LEFT_OUT) else ()
+    dreamgym("experience", "eval", str(run), "--data", str(unseen), *asked, *grader, *left_out)
+    file = "fidelity-no-sheet.json" if left_out else "fidelity.json"
     found = {
         "cell": cell,
         "commit": code or None,
         "train": f"dreamgym experience train {' '.join(options[:-2])}",
         "fine_tuning": json.loads(times.read_text(encoding="utf-8")),
         "curve": json.loads((run / "curve.json").read_text(encoding="utf-8")),
-        "fidelity": json.loads((run / "fidelity.json").read_text(encoding="utf-8")),
+        "fidelity": json.loads((run / file).read_text(encoding="utf-8")),
     }
     result.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
@@ -128,7 +180,9 @@ def interval(fidelity: dict[str, Any], path: Sequence[str]) -> str:
     value: Any = fidelity
     for key in path:
         value = value.get(key) if value else None
-    return "–" if value is None else f"{value['value']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
+    if value is None or value["value"] is None:
+        return "–"
+    return f"{value['value']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
 
 
 if __name__ == "__main__":

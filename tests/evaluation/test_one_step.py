@@ -16,11 +16,27 @@ from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.alfworld.annotator import HouseholdAnnotator
 from dreamgym.evaluation.closed_loop import ActionList
 from dreamgym.evaluation.fidelity import markdown_table, measure_fidelity
-from dreamgym.evaluation.one_step import StepFidelity, measure_steps, step_questions
+from dreamgym.evaluation.one_step import (
+    StepFidelity,
+    StepRecord,
+    measure_steps,
+    step_fidelity,
+    step_questions,
+)
 from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.experience.world_sheet import hindsight_sheet, with_sheet
 from dreamgym.protocols import ExperienceModel
-from dreamgym.types import Annotation, Note, Prediction, State, Task, Trajectory, Transition, WorldSheet
+from dreamgym.types import (
+    Annotation,
+    Note,
+    Outcome,
+    Prediction,
+    State,
+    Task,
+    Trajectory,
+    Transition,
+    WorldSheet,
+)
 from tests.training.dreaming import confident, recited
 
 
@@ -184,3 +200,18 @@ async def test_where_no_sheet_names_anything_there_is_no_f1_of_objects(recorded:
     table = markdown_table(found)
     assert "| objects, set-F1 | left out: no world sheet names anything | 0 |" in table
     assert "| dream → real (WM2Real) | left out: the real environment is not installed | 0 |" in table
+
+
+@pytest.mark.parametrize(
+    "wrong", ["[p7] item: Red Mug, $8.0", "[p8] item: Red Mug, $8.5", "[p8] item: Mug, $8.0"]
+)
+def test_a_page_with_another_id_price_or_name_is_wrong(wrong: str) -> None:
+    def outcome(text: str) -> Outcome:
+        return Outcome(next_state=State(text=text), reward=0.0, terminated=False, success=False)
+
+    real = outcome("[p8] item: Red Mug, $8.0")
+    records = [
+        StepRecord(trajectory_id="one", action="search[mug]", real=real, predicted=outcome(text))
+        for text in (real.next_state.text, wrong)
+    ]
+    assert step_fidelity(records, seconds=1.0).next_state_exact.value == 0.5
