@@ -1,4 +1,4 @@
-"""Your own environment: recorded, dreamt, learnt and evaluated by one call. Minutes: 15. GPU: no."""
+"""Your own environment: recorded, dreamt, learnt and evaluated by one call. Minutes: 5. GPU: no."""
 
 import asyncio
 import os
@@ -8,6 +8,7 @@ import dreamgym as dg
 
 OUT, MODEL = os.environ.get("OUT", "runs/drinks"), os.environ.get("MODEL", "tiny")
 SCALE = float(os.environ.get("SCALE", "1"))  # below 1: shorter, and worse
+SEED = int(os.environ.get("SEED", "1"))
 
 
 class Drinks:
@@ -48,7 +49,7 @@ class Drinks:
 
 async def main() -> None:
     # --8<-- [start:learn]
-    found = await dg.learn(Drinks, OUT, model=MODEL, scale=SCALE, seed=1, log=print)
+    found = await dg.learn(Drinks, OUT, model=MODEL, scale=SCALE, seed=SEED, log=print)
     for when in ("before", "after"):  # practice in the dream
         print(when, found[when]["policy"], found[when]["success"])
     print("difference", found["comparison"]["difference"], found["report"])
