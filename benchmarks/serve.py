@@ -3,7 +3,8 @@
     python benchmarks/serve.py --client PYTHON    # a Python with openenv installed (make test-integrations)
 
 Both arms play the same episodes: tasks, seeds and actions are those of a plan. The server has one core, the
-clients have another one; in process, the dream has one core.
+clients have another one; in process, the dream has one core. The last server plays all episodes a second
+time: its caches and its share of the replay buffer are full then, and its memory should not grow.
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ class Server:
         while not self._stop.wait(1.0):
             self.memory.append(self._psutil.memory_info().rss / 1e6)
 
+    def by_tenth(self) -> list[float]:
+        """Megabytes at the end of each tenth of the time so far."""
+        last = len(self.memory) - 1
+        return [self.memory[last * tenth // 10] for tenth in range(1, 11)]
+
     def cpu_seconds(self) -> float:
         used = self._psutil.cpu_times()
         return float(used.user + used.system)
@@ -146,25 +152,29 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         print("in process", arms["in_process"][-1], flush=True)
         server = Server(run, options.core, options.sessions)
         try:
-            cpu = server.cpu_seconds()
-            running = clients(
-                options.client, options.client_core, server.url, folder / "plan.json", options.sessions
-            )
-            found = json.loads(running.communicate()[0].splitlines()[-1])
-            found["cpu_seconds"] = server.cpu_seconds() - cpu
-            assert (found["episodes"], found["errors"]) == (len(plan), 0), found
-            arms["served"].append(found)
-            print("served", found, flush=True)
-            last = len(server.memory) - 1
-            memory.append([server.memory[last * tenth // 10] for tenth in range(1, 11)])
-            assert server.status()["sessions"] == 0
+            arms["served"].append(play_served(server, options, folder / "plan.json", len(plan)))
+            memory.append(server.by_tenth())
             if number == options.repeats - 1:
+                server.memory.clear()
+                play_served(server, options, folder / "plan.json", len(plan))
+                memory.append(server.by_tenth())
                 killed = kill_clients(
                     server, options.client, options.client_core, folder / "plan.json", options.sessions
                 )
         finally:
             server.stop()
     return summary(options, arms, memory, killed)
+
+
+def play_served(server: Server, options: argparse.Namespace, plan: Path, episodes: int) -> dict[str, float]:
+    cpu = server.cpu_seconds()
+    running = clients(options.client, options.client_core, server.url, plan, options.sessions)
+    found: dict[str, float] = json.loads(running.communicate()[0].splitlines()[-1])
+    found["cpu_seconds"] = server.cpu_seconds() - cpu
+    assert (found["episodes"], found["errors"]) == (episodes, 0), found
+    assert server.status()["sessions"] == 0
+    print("served", found, flush=True)
+    return found
 
 
 def summary(
