@@ -110,7 +110,8 @@ def test_traces_alone_are_enough_and_the_evaluation_is_skipped(
         # Without checksums: these are the traces of somebody else.
         rows = [re.sub(r',"crc32":"\w+"}$', "}", line) for line in text.splitlines()]
         (traces / file.name).write_text("\n".join(rows) + "\n", encoding="utf-8")
-    done = dreamgym("learn", "--data", traces, "--out", tmp_path / "run", *SMALL)
+    short = ["--set", "train.horizon=3", "--set", "train.tasks_per_step=2"]
+    done = dreamgym("learn", "--data", traces, "--out", tmp_path / "run", *SMALL, *short)
     assert done.returncode == 0, done.stderr
     assert "skipped: environment 'far-away' is not installed" in done.stderr
     assert "experience audit" not in done.stderr, "only commands that work are suggested"
