@@ -6,11 +6,12 @@ STAMP := $(VENV)/.set-up
 # Processes that share the tests, each with one thread; one more than cores, since some tests wait.
 WORKERS ?= 3
 
-.PHONY: help setup quickstart test test-distributed test-integrations lint types unit docs bench clean
+.PHONY: help setup quickstart test test-exhaustive test-distributed test-integrations lint types unit docs bench clean
 
 help:
 	@echo "make quickstart   set up, then run the main job on the embedded default"
 	@echo "make test         set up, then lint, type check and run every test"
+	@echo "make test-exhaustive   run further variants of what make test checks once (slow)"
 	@echo "make docs         build the documentation into site/ (part of make test)"
 	@echo "make test-integrations   test the adapters with MCP servers, OpenEnv, TRL, SkyRL, verl, verifiers and WebArena, each in its own environment (slow)"
 	@echo "make test-distributed    train on two Ray nodes of this machine, with workers and nodes killed and frozen (slow)"
@@ -35,7 +36,9 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup
 	@$(BIN)/dreamgym quickstart
 
-test: lint types unit
+# The type checker uses one core: it runs beside the tests.
+test: lint
+	@$(MAKE) --no-print-directory --jobs 2 types unit
 
 lint: setup
 	$(BIN)/ruff check .
@@ -46,6 +49,9 @@ types: setup
 
 unit: setup
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-exhaustive: setup
+	$(BIN)/pytest -m exhaustive --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 docs: setup
 	$(BIN)/mkdocs build --strict

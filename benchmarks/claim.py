@@ -2,6 +2,8 @@
 
     python benchmarks/claim.py --env textworld --methods sft grpo-dream grpo-real --seeds 0 1
     python benchmarks/claim.py --env alfworld --methods grpo-dream --seeds 0 --minutes 90
+    python benchmarks/claim.py --env webshop --methods sft grpo-dream grpo-real grpo-s2r --seeds 0
+    WEBSHOP_DATA=FOLDER python benchmarks/claim.py --env webshop-1000 --seeds 0
     python benchmarks/claim.py --table
     python benchmarks/claim.py --check
 
@@ -9,7 +11,7 @@ A cell is an environment, a method, a seed and, optionally, an ablation. Its sta
 shared between cells where they are equal (data, experience model, warm start); run the same command again
 to resume. Each result is a file of its own; table and plot have the cells that are there. RL has two
 budgets, minutes and real steps; sim-to-real gets a sixteenth of the real steps. All policies play the same
-unseen games.
+unseen games. `webshop` has our own catalogue, `webshop-1000` the first 1,000 products of WebShop's.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ ABLATIONS = (*FINE_TUNED_WITHOUT, *TRAINED_WITH, LONG)
 class Place:
     """An environment and the settings of its runs."""
 
+    environment: str = ""
+    """By default the name of the place."""
     options: tuple[str, ...] = ()
     """Of the real environment."""
     shipped: tuple[str, ...] = ()
@@ -52,6 +56,11 @@ class Place:
     """Others: policy, episodes and seed of each folder."""
     fine_tuned: tuple[str, ...] = ()
     """Options of fine-tuning the experience model."""
+    shared_weights: bool = True
+    """Whether every policy starts from the weights of the experience model; these have read no states where
+    replies name them."""
+    data: str = ""
+    """The variable that has to name the environment's data; other places do without it."""
     agent: tuple[str, ...] = ()
     """Settings of every run of the agent."""
     warm_start_steps: int
@@ -64,6 +73,24 @@ class Place:
     """Updates of RL and of DPO."""
 
 
+WEBSHOP = Place(
+    environment="webshop",
+    options=("view=elements",),
+    recorded=(("mix", "400", "0"),),
+    fine_tuned=("--steps", "400", "--set", "experience.batch=16", "--set", "replay.k=0"),
+    shared_weights=False,
+    agent=(
+        *("agent.history=2", "agent.max_tokens=40", "agent.enforce_actions=true"),
+        *("train.tasks_per_step=16", "curriculum.generator=none"),
+        # Few demonstrations: imitation of all recorded successes may be prolonged instead.
+        *("train.warm_start_successes=60", "train.warm_start_batch_size=8"),
+        *("train.warm_start_lr=1e-3", "train.warm_start_muon_lr=0.02"),
+    ),
+    warm_start_steps=150,
+    unseen="test",
+    real_steps=24_000,
+    steps=20,
+)
 PLACES = {
     "textworld": Place(
         options=("family=cooking", "ingredients=1", "rooms=1", "foods=train", "games=300"),
@@ -95,6 +122,10 @@ PLACES = {
         unseen="valid_unseen",
         real_steps=48_000,  # ten updates of 96 episodes, none longer than 50 steps
         steps=10,
+    ),
+    "webshop": WEBSHOP,
+    "webshop-1000": replace(
+        WEBSHOP, options=(*WEBSHOP.options, "products=1000", "goals=synthetic"), data="WEBSHOP_DATA"
     ),
 }
 RL_SETTINGS = (
@@ -131,6 +162,16 @@ class Cell:
     def algorithm(self) -> str:
         return self.method.split("-")[0]
 
+    @property
+    def environment(self) -> str:
+        return PLACES[self.env].environment or self.env
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Of the commands: without data that this place does not ask for."""
+        unwanted = {place.data for place in PLACES.values()} - {PLACES[self.env].data}
+        return {name: value for name, value in os.environ.items() if name not in unwanted}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -157,16 +198,25 @@ def plan(cell: Cell, runs: Path, budget: Budget) -> list[Stage]:
     data = [home / f"data-{policy.partition(':')[0]}" for policy, _, _ in place.recorded]
     sources = [*place.shipped, *map(str, data)]
     options = settings(f"environment.options.{option}" for option in place.options)
-    named = (*words("--data", sources), "--env", cell.env, "--seed", str(cell.seed), *options)
+    named = (*words("--data", sources), "--env", cell.environment, "--seed", str(cell.seed), *options)
     whole = fine_tuned(Cell(env=cell.env, method="sft", seed=cell.seed), home, sources, options)
-    # Every policy starts from the weights of the experience model.
-    begins = f"agent.model=hf:{whole.folder}/model"
-    common = (*named, *settings((begins, *place.agent, "train.save_policy_every=5", "train.monitors=warn")))
+    begins = (f"agent.model=hf:{whole.folder}/model",) if place.shared_weights else ()
+    common = (*named, *settings((*begins, *place.agent, "train.save_policy_every=5", "train.monitors=warn")))
     stages = [
         Stage(
             folder=folder,
             command=(
-                *("collect", "--env", cell.env, "--policy", policy, "--episodes", episodes, "--seed", seed),
+                *(
+                    "collect",
+                    "--env",
+                    cell.environment,
+                    "--policy",
+                    policy,
+                    "--episodes",
+                    episodes,
+                    "--seed",
+                    seed,
+                ),
                 *("--split", "train", *options, "--out", str(folder)),
             ),
         )
@@ -212,7 +262,7 @@ def fine_tuned(cell: Cell, home: Path, sources: Sequence[str], options: Sequence
     """The experience model of a seed, whole or without a part."""
     without = cell.ablation if cell.ablation in FINE_TUNED_WITHOUT else ""
     out = home / "-".join(filter(None, ("experience", str(cell.seed), without)))
-    command = ("experience", "train", *words("--data", sources), "--env", cell.env, *options)
+    command = ("experience", "train", *words("--data", sources), "--env", cell.environment, *options)
     command += (*PLACES[cell.env].fine_tuned, "--seed", str(cell.seed))
     left_out = ("--without", without.removeprefix("no-")) if without else ()
     return Stage(folder=out, command=(*command, *left_out, "--out", str(out)))
@@ -241,12 +291,14 @@ def measure(cell: Cell, runs: Path, results: Path, budget: Budget, episodes: int
         return
     stages = plan(cell, runs, budget)
     for stage in stages:
-        carry_out(stage)
+        carry_out(stage, cell.variables)
     policy = stages[-1].folder
     played = ("--split", PLACES[cell.env].unseen, "--episodes", str(episodes), "--seed", "7")
     asked = ("evaluate", str(policy), *played, "--json")
     print(f"== {cell.name}: dreamgym {' '.join(asked)}", file=sys.stderr, flush=True)
-    output = subprocess.run([*DREAMGYM, *asked], check=True, stdout=subprocess.PIPE, text=True).stdout
+    output = subprocess.run(
+        [*DREAMGYM, *asked], check=True, stdout=subprocess.PIPE, text=True, env=cell.variables
+    ).stdout
     found = {
         "cell": cell.name,
         "environment": cell.env,
@@ -279,7 +331,7 @@ def commit() -> str:
 DREAMGYM = (sys.executable, "-m", "dreamgym")
 
 
-def carry_out(stage: Stage) -> None:
+def carry_out(stage: Stage, variables: Mapping[str, str] = os.environ) -> None:
     """Run a stage to its end; what earlier attempts took counts too."""
     if stage.marker.exists():
         return
@@ -289,7 +341,7 @@ def carry_out(stage: Stage) -> None:
     print(f"== dreamgym {' '.join(stage.command)}", file=sys.stderr, flush=True)
     used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     try:
-        done = subprocess.run([*DREAMGYM, *stage.command], stdout=sys.stderr, check=False)
+        done = subprocess.run([*DREAMGYM, *stage.command], stdout=sys.stderr, check=False, env=variables)
     finally:
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
         took["seconds"] += round(time.monotonic() - began, 1)
@@ -400,7 +452,8 @@ def plot(results: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--env", nargs="*", choices=list(PLACES), default=list(PLACES))
+    everywhere = [name for name, place in PLACES.items() if not place.data]
+    parser.add_argument("--env", nargs="*", choices=list(PLACES), default=everywhere)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
     parser.add_argument("--ablations", nargs="*", choices=ABLATIONS, default=[], help="dream rows; long: sft")
@@ -420,6 +473,8 @@ def main() -> None:
         print("\n".join(found) or "every table of docs/results.md is that of the files")
         raise SystemExit(bool(found))
     for env in chosen.env if not chosen.table else ():
+        if PLACES[env].data and PLACES[env].data not in os.environ:
+            raise SystemExit(f"{env}: set {PLACES[env].data} to the folder of the environment's data")
         budget = Budget(
             minutes=chosen.minutes,
             real_steps=chosen.real_steps or PLACES[env].real_steps,

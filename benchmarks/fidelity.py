@@ -4,11 +4,11 @@
 
 A cell is one `dreamgym experience train` and one `dreamgym experience eval` on recorded real episodes of
 tasks that it was not fine-tuned on. ALFWorld: the shipped trajectories, and 240 episodes in unseen rooms, or
-80 of them. `webshop` and `miniwob` cells: recorded first, 50 held-out episodes, a small model and few
+80 of them. `webshop` and `miniwob` cells: recorded first, 48 or 50 held-out episodes, a small model and few
 updates. No setting was chosen by a held-out recording. Run the command again to resume; each result is a file
 of its own, and the table has the cells that are there (`--table`: only the table). The goal is checked on the
-world sheet; `own-word` cells use the model's own verdict, and so does `miniwob`, whose facts are the replies
-that other recordings of a task know. `left-out` cells use the same model with prompts without facts. A
+world sheet; `own-word` cells use the model's own verdict, and so do `replies` cells, whose facts are the
+replies that other recordings know. `left-out` cells use the same model with prompts without facts. A
 default cell takes about twenty minutes of one core, and its measurement five more.
 """
 
@@ -43,26 +43,45 @@ class Source:
     settings: tuple[str, ...] = ()
     recorded: int = 0
     """Episodes that are recorded for fine-tuning; 0: the shipped ones."""
+    collected: tuple[str, ...] = ()
+    """Settings of the recording alone."""
+    environment: str = ""
+    """By default the name of the source."""
+    grader: str = "auto"
+    seed: int = 21
+    """Of the held-out episodes."""
 
 
 WEBSHOP = ("--set", "environment.options.view=elements")
 KINDS = '["login-user", "enter-text", "click-checkboxes-large", "click-tab-2-hard"]'
 MINIWOB = (
     "--set", f"environment.options.kinds={KINDS}",
-    "--set", "collect.episodes_per_task=4", "--set", "collect.concurrency=4",
+    "--set", "collect.episodes_per_task=4", "--set", "collect.concurrency=12",
 )  # fmt: skip
 """Four episodes of each task: their pages are the facts of the others."""
+NO_FACTS = ("--set", "collect.world_sheet=false")
+CONCURRENT = ("--set", "collect.concurrency=12")
+KNOWN_REPLIES = ("--set", "collect.episodes_per_task=4", "--set", "collect.world_sheet=false")
+"""Pages that recordings know are the only facts."""
 SOURCES = {
     "alfworld": Source("valid_unseen", 240),
-    "webshop": Source("test", 50, WEBSHOP, 400),
-    "miniwob": Source("test", 48, MINIWOB, 160),
+    "webshop-replies": Source("test", 48, WEBSHOP, 400, KNOWN_REPLIES, "webshop", "model", 22),
+    "webshop-site": Source("test", 48, (), 120, CONCURRENT, seed=25),
+    "webshop": Source("test", 50, WEBSHOP, 400, seed=22),
+    "miniwob-replies": Source("test", 48, MINIWOB, 160, NO_FACTS, "miniwob", "model"),
+    "miniwob": Source("test", 48, MINIWOB, 128, seed=24),
 }
-WEBSHOP_TRAIN = (
-    "--steps", "800", "--set", "experience.batch=8", "--set", "experience.vocabulary=2048",
-    "--set", "experience.max_tokens=800",
+WEBSHOP_TRAIN = ("--steps", "400", "--set", "experience.batch=16", "--set", "replay.k=0")
+REPLIES_TRAIN = (
+    "--steps", "150", "--set", "experience.batch=16", "--set", "experience.facts=replies",
+    "--annotator", "plain",
 )  # fmt: skip
 MINIWOB_TRAIN = (
     "--steps", "250", "--set", "experience.batch=16", "--set", "experience.text_limit=1000",
+    "--set", "experience.facts=replies", "--annotator", "plain",
+)  # fmt: skip
+MINIWOB_SHEET = (
+    "--steps", "500", "--set", "experience.batch=16", "--set", "replay.k=0", "--set", "experience.history=0",
 )  # fmt: skip
 CELLS: dict[str, tuple[str, ...]] = {
     **{f"default-{seed}": ("--seed", str(seed)) for seed in range(3)},
@@ -74,7 +93,9 @@ CELLS: dict[str, tuple[str, ...]] = {
     "short-no-sheet": (*SHORT, *NO_SHEET),
     "short-llama": (*SHORT, "--set", "experience.family=llama"),
     "webshop-sheet": WEBSHOP_TRAIN,
-    f"webshop-sheet{LEFT_OUT}": WEBSHOP_TRAIN,
+    "webshop-replies": REPLIES_TRAIN,
+    "webshop-site-sheet": WEBSHOP_TRAIN,
+    "miniwob-sheet": MINIWOB_SHEET,
     "miniwob-replies": MINIWOB_TRAIN,
     f"miniwob-replies{LEFT_OUT}": MINIWOB_TRAIN,
 }
@@ -109,11 +130,12 @@ def measure(cell: str, runs: Path, result: Path) -> None:
     if result.exists():
         return
     run_name = cell.replace(OWN_WORD, "default").removesuffix(LEFT_OUT)
-    environment = next((name for name in SOURCES if cell.startswith(name)), "alfworld")
-    source = SOURCES[environment]
-    trained, unseen, run = runs / f"{environment}-train", runs / f"{environment}-unseen", runs / run_name
-    collect = ("collect", "--env", environment, "--policy", "mix", *source.settings)
-    held_out = ("--episodes", str(source.held_out), "--split", source.split, "--seed", "21")
+    name = next((name for name in SOURCES if cell.startswith(name)), "alfworld")
+    source = SOURCES[name]
+    environment = source.environment or name
+    trained, unseen, run = runs / f"{name}-train", runs / f"{name}-unseen", runs / run_name
+    collect = ("collect", "--env", environment, "--policy", "mix", *source.settings, *source.collected)
+    held_out = ("--episodes", str(source.held_out), "--split", source.split, "--seed", str(source.seed))
     dreamgym(*collect, *held_out, "--out", str(unseen))
     options = (*CELLS[cell], "--out", str(run))
     if source.recorded:
@@ -128,7 +150,7 @@ def measure(cell: str, runs: Path, result: Path) -> None:
         times.write_text(json.dumps(spent), encoding="utf-8")
     fewer = FEWER if cell.startswith(("short", OWN_WORD)) else source.held_out
     asked = ("--episodes", str(fewer))
-    grader = ("--reward", "model") if cell.startswith(OWN_WORD) else ()
+    grader = ("--reward", "model" if cell.startswith(OWN_WORD) else source.grader)
     left_out = NO_SHEET if cell.endswith(LEFT_OUT) else ()
     dreamgym("experience", "eval", str(run), "--data", str(unseen), *asked, *grader, *left_out)
     file = "fidelity-no-sheet.json" if left_out else "fidelity.json"

@@ -79,7 +79,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds, updates = (1, 4) if arguments.quick else (arguments.rounds, arguments.updates)
     torch.set_num_threads(1)
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
     rows = asyncio.run(batch())
     tokenizer = make_tokenizer((one.prompt + one.reply for one in rows), vocab_size=1024)
     sides: dict[str, Callable[[], Measured]] = {
@@ -146,17 +146,17 @@ def theirs(model: Any, tokenizer: Any, rows: list[Example], updates: int) -> Mea
     tokens = encoded(tokenizer, rows)
     seen: list[tuple[float, float]] = []
 
-    class Note(TrainerCallback):
+    class Note(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             seen.append((time.process_time(), losses[-1]))
 
     losses: list[float] = []
 
-    class Kept(Trainer):
+    class Kept(Trainer):  # type: ignore[misc]
         """Reads the loss after every update, as our progress does."""
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            loss = super().training_step(*args, **kwargs)
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
             losses.append(loss.item())
             return loss
 

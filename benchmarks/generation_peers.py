@@ -86,8 +86,8 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="of every side")
     parser.add_argument("--rounds", type=int)
     arguments = parser.parse_args()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     result: dict[str, Any] = {
         "machine": f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "commit": commit(),
@@ -251,7 +251,7 @@ def play_generate_batch(model: Any, tokenizer: Any, scripts: list[Script]) -> Pl
         max_requests_per_batch=len(scripts),
         use_async_batching=False,
     )
-    settings = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)  # type: ignore[no-untyped-call]
+    settings = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     with model.continuous_batching_context_manager(settings, continuous_batching_config=config) as manager:
 
         def submit(name: str) -> None:

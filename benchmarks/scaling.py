@@ -1,14 +1,20 @@
-"""Rollouts per second on workers, against one process; memory, broadcast of weights, cost of the driver.
+"""Rollouts per second on workers, against one process; memory, broadcast of weights, cost of the driver; and
+practice of the quickstart.
 
     python benchmarks/scaling.py --quick
-    python benchmarks/scaling.py --json results/scaling.json        # on idle cores
+    python benchmarks/scaling.py --json results/scaling.json                     # on idle cores
+    python benchmarks/scaling.py --only practice --json results/scaling.json     # on idle cores
 
 `compute`: a tiny policy and an experience model of the same size that writes 40 tokens per turn, 16 groups of
-8 in each of 3 rounds.
+8 in each of 7 rounds. "No workers" is one process as `train.workers=0` runs it, with the threads that torch
+uses by default; "one thread" the same with one.
 `latency`: the same policy, and replies that take 0.5 to 2 seconds, 1 group of 8 at a time per worker.
 `broadcast`: until two workers have loaded new weights, for models of several sizes.
+`practice`: seconds per step of the quickstart's practice, updates included, from one start, without and with
+two workers; their weights must be equal to the bit.
 Rounds of all numbers of workers alternate, each after a warm-up in the same pool; ratios are medians of the
-rounds. "others" are the cores that other processes of the machine took meanwhile.
+rounds (the range of 7 is a 98% interval of the median). "others" are the cores that other processes of
+the machine took meanwhile.
 """
 
 from __future__ import annotations
@@ -23,17 +29,19 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from dreamgym.config import Config, load_config
 from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.distributed.player import GroupPlayer, GroupRequest, LocalPlayer
 from dreamgym.distributed.pool import PoolSettings
 from dreamgym.distributed.setup import open_player, open_pool
-from dreamgym.distributed.worker import TrainSetup, use_one_thread
+from dreamgym.distributed.worker import TrainSetup
 from dreamgym.envs.scripted_policies import make_policy
 from dreamgym.envs.wrappers import StepCounter
 from dreamgym.rollouts import CircuitBreaker, GroupSettings, Origin, run_episode
@@ -41,6 +49,7 @@ from dreamgym.training.agent import Agent, make_agent
 from dreamgym.training.dream_loading import Dream
 from dreamgym.types import Task, Trajectory
 from scaling_dreams import CORRIDORS, HORIZON, Computing, Rules, Wait, Waiting
+from scaling_practice import practice
 
 SIZE = 8
 
@@ -90,6 +99,7 @@ class Bench:
         assert report.episodes == groups * SIZE, report.dropped
         return {
             "workers": workers,
+            "cores_used": mine / seconds,
             "rollouts_per_second": report.episodes / seconds,
             "rollouts_per_cpu_second": report.episodes / mine,
             "driver_ms_per_rollout": 1000 * driver / report.episodes,
@@ -154,27 +164,15 @@ def _machine_cpu() -> float:
     return float(times.user + times.nice + times.system)
 
 
-async def run(quick: bool, only: str | None) -> dict[str, Any]:
-    use_one_thread()
+async def run(quick: bool, only: str | None, times: int) -> dict[str, Any]:
     found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
         offline = await recorded(home / "offline")
-        bench = opened(home, "tiny", offline)
         if only in (None, "compute"):
-            groups = 4 if quick else 16
-            model = Computing(bench.folder / "base")
-            found["compute"] = await rounds(
-                lambda workers: bench.measure(model, workers, groups, -(-groups // max(1, workers))),
-                *((0, 1, 2), 1 if quick else 3),
-            )
+            found["compute"] = await compute(home, offline, quick, times)
         if only in (None, "latency"):
-            each = 1 if quick else 2
-            found["latency"] = await rounds(
-                lambda workers: bench.measure(Waiting(), workers, each * workers, 1),
-                *((1, 2) if quick else (1, 2, 4, 8), 1),
-            )
-        await bench.agent.aclose()
+            found["latency"] = await latency(home, offline, quick)
         if only in (None, "broadcast"):
             rows = []
             for name in ("tiny", "small"):
@@ -182,10 +180,45 @@ async def run(quick: bool, only: str | None) -> dict[str, Any]:
                 rows.append(await bench.broadcast(2, 3 if quick else 9))
                 await bench.agent.aclose()
             found["broadcast"] = rows
+        if only in (None, "practice"):
+            found["practice"] = await practice(home / "practice", quick, times)
     return found
 
 
-def opened(home: Path, model: str, offline: Sequence[Trajectory]) -> Bench:
+async def compute(home: Path, offline: Sequence[Trajectory], quick: bool, times: int) -> list[dict[str, Any]]:
+    """One process with as many threads as it has by default, and with one; then workers."""
+    groups, several = 4 if quick else 16, torch.get_num_threads()
+    made = {}
+    for threads in (several, 1):
+        torch.set_num_threads(threads)
+        bench = opened(home, "tiny", offline, f"{threads}-threads")
+        made[threads] = bench, Computing(bench.folder / "base")
+
+    async def measure(workers: int, threads: int) -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        bench, model = made[threads]
+        found = await bench.measure(model, workers, groups, -(-groups // max(1, workers)))
+        return found | {"threads": threads}
+
+    arms = [(0, several), (0, 1), (1, 1), (2, 1)]
+    found = await rounds([partial(measure, *arm) for arm in arms], times)
+    torch.set_num_threads(several)
+    for bench, _ in made.values():
+        await bench.agent.aclose()
+    return found
+
+
+async def latency(home: Path, offline: Sequence[Trajectory], quick: bool) -> list[dict[str, Any]]:
+    bench, each = opened(home, "tiny", offline), 1 if quick else 2
+    counts = (1, 2) if quick else (1, 2, 4, 8)
+    found = await rounds(
+        [partial(bench.measure, Waiting(), count, each * count, 1) for count in counts], times=1
+    )
+    await bench.agent.aclose()
+    return found
+
+
+def opened(home: Path, model: str, offline: Sequence[Trajectory], name: str = "run") -> Bench:
     config = load_config(
         overrides=[
             *("environment.name=corridor", f"agent.model={model}", "agent.vocabulary=320"),
@@ -193,18 +226,17 @@ def opened(home: Path, model: str, offline: Sequence[Trajectory]) -> Bench:
             f'train.data=["{home / "offline"}"]',
         ]
     )
-    folder = home / model
+    folder = home / f"{model}-{name}"
     return Bench(config, folder, offline, make_agent(config, offline, folder))
 
 
 async def rounds(
-    measure: Callable[[int], Awaitable[dict[str, Any]]], counts: Sequence[int], times: int
+    measures: Sequence[Callable[[], Awaitable[dict[str, Any]]]], times: int
 ) -> list[dict[str, Any]]:
-    """Medians by number of workers; a ratio is the median of the ratios to the first number's, round by
-    round."""
-    made = [[await measure(workers) for workers in counts] for _ in range(times)]
+    """Medians of each; a ratio is the median of the ratios to the first, round by round."""
+    made = [[await measure() for measure in measures] for _ in range(times)]
     found = []
-    for place in range(len(counts)):
+    for place in range(len(measures)):
         rows = [each[place] for each in made]
         known = {key: value for key, value in rows[0].items() if value is not None}
         row: dict[str, Any] = {key: statistics.median(each[key] for each in rows) for key in known}
@@ -227,21 +259,32 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a minute, to see that it works")
-    parser.add_argument("--only", choices=("compute", "latency", "broadcast"))
+    parser.add_argument("--only", choices=("compute", "latency", "broadcast", "practice"))
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write the result here; keeps parts that were not measured")
     options = parser.parse_args()
-    found = asyncio.run(run(options.quick, options.only))
+    found = asyncio.run(run(options.quick, options.only, 1 if options.quick else options.rounds))
     for name in ("compute", "latency"):
         for row in found.get(name, ()):
             memory = f", {row['worker_mb']:.0f} MB per worker" if "worker_mb" in row else ""
+            threads = f", {row['threads']} threads" if name == "compute" and not row["workers"] else ""
+            ratios = row["rollouts_per_second_ratios"]
             print(
-                f"{name}: {row['workers'] or 'no'} workers: {row['rollouts_per_second']:.2f} rollouts/s "
-                f"(x{row['rollouts_per_second_ratio']:.2f}), {row['rollouts_per_cpu_second']:.2f} per CPU "
-                f"second (x{row['rollouts_per_cpu_second_ratio']:.2f}), driver "
+                f"{name}: {row['workers'] or 'no'} workers{threads}: {row['rollouts_per_second']:.2f} "
+                f"rollouts/s (x{row['rollouts_per_second_ratio']:.2f}, {min(ratios):.2f} to "
+                f"{max(ratios):.2f}) on {row['cores_used']:.2f} cores, {row['rollouts_per_cpu_second']:.2f} "
+                f"per CPU second (x{row['rollouts_per_cpu_second_ratio']:.2f}), driver "
                 f"{row['driver_ms_per_rollout']:.1f} ms CPU per rollout{memory}; others {row['others']:.1f}"
             )
     for row in found.get("broadcast", ()):
         print(f"broadcast: {row['mb']:.1f} MB to {row['workers']} workers in {row['ms']:.0f} ms")
+    for row in found.get("practice", ()):
+        print(
+            f"practice: {row['workers'] or 'no'} workers: {row['seconds_per_step']:.2f} s a step (x"
+            f"{row['ratio']:.2f}, {min(row['ratios']):.2f} to {max(row['ratios']):.2f}), of which rollouts "
+            f"{row['rollout_seconds_per_step']:.2f}; CPU {row['cpu_seconds_per_step']:.2f} s a step; "
+            f"{row['other_seconds']:.1f} s before and after"
+        )
     if options.json:
         known = json.loads(options.json.read_text()) if options.json.exists() else {}
         options.json.write_text(json.dumps(known | found, indent=2) + "\n")

@@ -1,5 +1,5 @@
-"""Experience models for `scaling.py`, one that computes and one that waits, and a job. Workers import this
-module."""
+"""Experience models for `scaling.py` and `asynchronous.py`, which compute or wait or both, and a job. Workers
+import this module."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dreamgym.config import Config
+from dreamgym.protocols import ExperienceModel
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import CompletionRequest, Outcome, Prediction, State, Task, Transition, WorldSheet
 
@@ -73,8 +75,50 @@ class Waiting(Rules):
     async def predict(
         self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
     ) -> Prediction:
-        await asyncio.sleep(random.Random(f"{task.id}/{len(history)}/{action}").uniform(0.5, 2.0))
+        await _latency(task, history, action)
         return await super().predict(task, sheet, history, state, action)
+
+
+class Delayed:
+    """The experience model of a run's settings, whose replies take 0.5 to 2 seconds longer."""
+
+    def __init__(self, config: Config) -> None:
+        """Demonstrations come from the replay buffer in the directory of this run."""
+        self._config = config
+        self._model: ExperienceModel | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self._config.train.experience)
+
+    async def imagine_start(self, task: Task, sheet: WorldSheet) -> State:
+        return await self._loaded().imagine_start(task, sheet)
+
+    async def predict(
+        self, task: Task, sheet: WorldSheet, history: Sequence[Transition], state: State, action: str
+    ) -> Prediction:
+        await _latency(task, history, action)
+        return await self._loaded().predict(task, sheet, history, state, action)
+
+    def _loaded(self) -> ExperienceModel:
+        if self._model is None:
+            from dreamgym.replay.buffer import ReplayBuffer
+            from dreamgym.training.dream_loading import Dream, read_data
+            from dreamgym.training.run_dir import BUFFER
+            from dreamgym.training.settings_check import resolve_settings
+
+            config = resolve_settings(self._config)
+            buffer = ReplayBuffer.open_configured(config.train.out / BUFFER, config.replay, create=False)
+            data = read_data(config.train.data)
+            self._model = Dream.create(config, data, buffer).experience_model
+        return self._model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_config": self._config, "_model": None}
+
+
+async def _latency(task: Task, history: Sequence[Transition], action: str) -> None:
+    await asyncio.sleep(random.Random(f"{task.id}/{len(history)}/{action}").uniform(0.5, 2.0))
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ _LONGEST = 4096
 
 def theirs(model: Any, tokenizer: Any, shape: Shape, steps: int) -> Costs:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # the hook is marked as one that may change
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     from trl import GRPOConfig, GRPOTrainer
 
     play = InStep(tokenizer, shape)
@@ -72,7 +72,7 @@ def theirs(model: Any, tokenizer: Any, shape: Shape, steps: int) -> Costs:
     )
 
 
-class Watch(TrainerCallback):
+class Watch(TrainerCallback):  # type: ignore[misc]
     """A step is its rollouts, and all that is done from their end to its own."""
 
     def __init__(self, play: InStep) -> None:

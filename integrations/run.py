@@ -11,7 +11,6 @@ Versions and results are written to results/integrations.json.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "integrations.json"
 NOTES = {
     "mcp": "servers as environments: time and git of PyPI, files of npm; all stages with time",
-    "ray": "training on two nodes of this machine: equality, workers and nodes killed and frozen",
+    "ray": "two nodes of this machine: equality; workers, nodes, database and driver lost; "
+    "dashboard, metrics",
     "openenv": "server, client, validator and checker over loopback",
     "skyrl": "skyrl-gym's registry and base class; SkyRL's trainer needs CUDA and is not started",
     "trl": "GRPOTrainer trains in the dream on a CPU, judged in the real environment",
@@ -37,7 +37,7 @@ NOTES = {
 PACKAGES = {
     "mcp": ("mcp", "mcp-server-time", "mcp-server-git"),
     "openenv": ("openenv", "websockets"),
-    "ray": ("ray", "torch"),
+    "ray": ("ray", "torch", "psycopg"),
     "skyrl": ("skyrl-gym",),
     "trl": ("trl", "transformers", "torch"),
     "verifiers": ("verifiers", "torch"),
@@ -72,8 +72,8 @@ def run(name: str, python: Path) -> dict[str, Any]:
         command = [str(python), "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider"]
         if name in ("mcp", "openenv", "ray", "webarena"):
             command += ["-o", "asyncio_mode=auto"]
-        if name == "ray":  # it listens on the host's address: nothing but loopback may exist
-            command = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]
+        if name == "ray":
+            command = [*only_loopback(), *command]
         folder = f"integrations/{name}"
         started = time.perf_counter()
         subprocess.run(
@@ -91,12 +91,23 @@ def run(name: str, python: Path) -> dict[str, Any]:
     return found | {"versions": versions(name, python), "covers": NOTES[name], "date": _today()}
 
 
+def only_loopback() -> list[str]:
+    """Begins a command that sees only loopback: Ray listens on the host's address. PostgreSQL refuses to run
+    as root, so there is no user namespace for root, and a second one for others."""
+    if os.geteuid() == 0:
+        return ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    user = "unshare -U --map-user=1000 --map-group=1000"
+    return ["unshare", "-rn", "sh", "-c", f'ip link set lo up && exec {user} "$@"', "sh"]
+
+
 def versions(name: str, python: Path) -> dict[str, str]:
-    code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    code = (
+        "import platform, sys; from importlib.metadata import version\n"
+        "print(platform.python_version(), *map(version, sys.argv[1:]))"
+    )
     command = [str(python), "-c", code, *PACKAGES[name]]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = zip(PACKAGES[name], done.stdout.split(), strict=True)
-    return {"python": platform.python_version(), **dict(found)}
+    return dict(zip(("python", *PACKAGES[name]), done.stdout.split(), strict=True))
 
 
 def _today() -> str:

@@ -42,6 +42,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def excluded_from_collection() -> Iterator[None]:
+    """What a file of tests has imported and cached too: a full collection in a later file costs half a second
+    otherwise."""
+    yield
+    gc.collect(1)
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Games and translations of this session; never those of the user who runs the tests."""

@@ -84,3 +84,8 @@ async def test_settings_of_train_are_checked_by_name() -> None:
         await dg.train(step=3)
     with pytest.raises(ConfigError, match="did you mean 'learner'"):
         await dg.train(learners={"learning_rate": 1e-3})
+
+
+async def test_sim_to_real_names_what_it_needs() -> None:
+    with pytest.raises(ConfigError, match="needs real_steps"):
+        await dg.train(sim_to_real="runs/agent", out="runs/real")

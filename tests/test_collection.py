@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import signal
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,7 +17,7 @@ from dreamgym.config import Config
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.errors import DataError, StoreError
 from dreamgym.testing.corridor import CorridorFactory
-from tests.command import DREAMGYM, INTERRUPTIBLE, dreamgym
+from tests.command import Running, dreamgym
 
 TEXTWORLD = ("--env", "textworld")
 
@@ -29,51 +28,37 @@ def rows(folder: Path) -> int:
 
 def killed_at(count: int, arguments: list[object], folder: Path) -> None:
     """Start a collection and end it with SIGKILL once `count` rows are on disk."""
-    process = subprocess.Popen([*DREAMGYM, *map(str, arguments)], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    try:
+    with Running(["dreamgym", *arguments]) as running:
+        deadline = time.monotonic() + 300
         while rows(folder) < count:
-            assert process.poll() is None, "it finished before it could be killed"
+            assert running.process.exitcode is None, "it finished before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.slow
-def test_a_hundred_episodes_killed_twice_are_a_hundred_none_twice(tmp_path: Path) -> None:
+def test_sixty_episodes_killed_twice_are_sixty_none_twice(tmp_path: Path) -> None:
     out = tmp_path / "trajectories"
     small = ["--set", "environment.options.family=cooking", "--set", "environment.options.rooms=1"]
-    arguments = [
-        "collect",
-        *TEXTWORLD,
-        *small,
-        "--policy",
-        "noisy:0.3",
-        "--episodes",
-        100,
-        "--out",
-        out,
-        "--json",
-    ]
-    killed_at(20, arguments, out)
+    where = ["--episodes", 60, "--out", out, "--json"]
+    arguments = ["collect", *TEXTWORLD, *small, "--policy", "noisy:0.3", *where]
+    killed_at(10, arguments, out)
     first = rows(out)
-    killed_at(60, arguments, out)
+    killed_at(max(30, first + 1), arguments, out)
     done = dreamgym(*arguments)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert 100 > report["already_there"] >= max(60, first)
-    assert report["already_there"] + report["episodes"] == 100
+    assert 60 > report["already_there"] >= max(30, first)
+    assert report["already_there"] + report["episodes"] == 60
     ids = [trajectory.id for trajectory in read_trajectories(out)]
-    assert len(ids) == len(set(ids)) == 100
+    assert len(ids) == len(set(ids)) == 60
     checked = dreamgym("data", "validate", out, "--json")
     assert checked.returncode == 0
-    assert json.loads(checked.stdout)["valid"] == 100
+    assert json.loads(checked.stdout)["valid"] == 60
 
 
 def test_the_same_settings_give_the_same_episodes_whatever_the_concurrency(tmp_path: Path) -> None:
-    common = ["collect", *TEXTWORLD, "--policy", "mix", "--episodes", 20, "--seed", 5]
+    common = ["collect", *TEXTWORLD, "--policy", "mix", "--episodes", 8, "--seed", 5]
     assert dreamgym(*common, "--out", tmp_path / "a").returncode == 0
     assert dreamgym(*common, "--out", tmp_path / "b", "--set", "collect.concurrency=1").returncode == 0
     a, b = (
@@ -81,7 +66,7 @@ def test_the_same_settings_give_the_same_episodes_whatever_the_concurrency(tmp_p
         for name in "ab"
     )
     assert a == b
-    assert len(a) == 20
+    assert len(a) == 8
 
 
 def test_a_folder_is_filled_up_and_refuses_other_settings(tmp_path: Path) -> None:
@@ -112,19 +97,15 @@ def test_admissible_actions_and_world_sheets_can_be_left_out(tmp_path: Path) -> 
 
 def test_ctrl_c_ends_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None:
     out = tmp_path / "t"
-    arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", "24", "--out", str(out)]
-    process = subprocess.Popen(
-        [*INTERRUPTIBLE, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 300
-    try:
+    arguments = ["collect", "--env", "alfworld", "--policy", "random", "--episodes", 8, "--out", out]
+    arguments += ["--set", "collect.concurrency=1"]
+    with Running(["dreamgym", *arguments]) as running:
+        deadline = time.monotonic() + 300
         while rows(out) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 130
+        running.send_signal(signal.SIGINT)
+        assert running.wait() == 130
+        printed = running.err.read_text(encoding="utf-8")
     assert "interrupted; what was done so far is saved" in printed
     assert "Traceback" not in printed
     stored = rows(out)

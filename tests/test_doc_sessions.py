@@ -72,20 +72,22 @@ NOT_RUN = {
     "python -m verl": "needs CUDA; integrations/verl composes its settings",
     "ray start": "needs Ray; integrations/ray starts two nodes",
     "dreamgym train --set cluster.address=auto": "needs a Ray cluster; integrations/ray trains on one",
+    "VLLM_": "needs vLLM; tests/models/test_vllm.py starts it",
     "vf-eval": "needs verifiers; integrations/verifiers runs it",
     "python benchmarks/": "measures for minutes to hours; its options are parsed",
 }
 TRAIN = "--steps 1 --model nano --set train.warm_start_steps=2 --set train.tasks_per_step=2"
 TRAIN += " --set train.gate=off"  # a model of two updates would be refused
-TRAIN += " --set train.group_size=2 --set train.horizon=3 --set agent.max_tokens=8"
+TRAIN += " --set train.group_size=2 --set train.horizon=3 --set agent.max_tokens=4"
 EXPERIENCE = "--model nano --steps 2 --set experience.batch=4"
-EXPERIENCE += " --set experience.max_tokens=40"  # a model of two updates does not end its replies
+# A model of two updates does not end its replies.
+EXPERIENCE += " --set experience.max_tokens=16 --set experience.attempts=1"
 SHORT = {
     "dreamgym collect": "--episodes 4",
     "dreamgym experience train": EXPERIENCE,
     "dreamgym experience eval": "--episodes 2",
     "dreamgym experience audit": "--episodes 2",
-    "dreamgym experience attack": "--candidates 8 --min-real 0",
+    "dreamgym experience attack": "--candidates 4 --min-real 0",
     "dreamgym train --sim-to-real": "--real-steps 12",
     "dreamgym train --mode real": f"--real-steps 12 --data trajectories {TRAIN}",
     "dreamgym train": TRAIN,
@@ -328,7 +330,7 @@ def mcp() -> Iterator[Session]:
             "endpoint:MODEL@http://localhost:8000": server.name,
         }
         one = "--episodes 1"  # each starts a server
-        dreamt = "--set experience.max_tokens=50 --set train.tasks_per_step=1 --set train.horizon=1"
+        dreamt = "--set experience.max_tokens=16 --set train.tasks_per_step=1 --set train.horizon=1"
         yield Session(
             replace=table,
             short={"dreamgym collect": one, "dreamgym train": dreamt, "dreamgym evaluate": one},
@@ -338,7 +340,7 @@ def mcp() -> Iterator[Session]:
 def webshop() -> Iterator[Session]:
     shutil.rmtree("trajectories")
     shutil.rmtree("runs")
-    dreamt = "--set experience.max_tokens=50"
+    dreamt = "--set experience.max_tokens=16"
     yield Session(short={"dreamgym experience train": dreamt, "dreamgym train": dreamt})
 
 

@@ -12,8 +12,6 @@ import ast
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -23,6 +21,7 @@ import typer.main
 
 from dreamgym.cli import app
 from dreamgym.config import Config, settings
+from tests.command import python
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -51,7 +50,7 @@ def quoted(path: str, section: str) -> str:
 def commands() -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for page in PAGES:
-        text = "\n".join(blocks(page, "console")).replace("\\\n", " ")
+        text = "\n".join(blocks(page, "(?:console|text)")).replace("\\\n", " ")
         found += [(page.name, line) for line in re.findall(r"^\$ (dreamgym .+)$", text, re.M)]
     return found
 
@@ -123,6 +122,10 @@ def test_every_extra_is_explained() -> None:
         .partition("\n## ")[0]
     )
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == set(project["optional-dependencies"])
+    (test,) = [each for each in project["optional-dependencies"]["test"] if each.startswith("dreamgym[")]
+    row = re.findall(r"^\| `test` \| (.*) \|$", table, re.M)[0]
+    left_out = set(project["optional-dependencies"]) - {"test", *re.findall(r"\w+", test)}
+    assert set(re.findall(r"`(\w+)`", row)) == left_out
     for page in PAGES:
         for names in re.findall(r"(?:dreamgym|\.)\[([\w,]+)\]", page.read_text(encoding="utf-8")):
             assert set(names.split(",")) <= set(project["optional-dependencies"]), page
@@ -138,8 +141,8 @@ def test_settings_that_are_named_exist(page: Path) -> None:
     sections = "|".join(sorted({name.partition(".")[0] for name in known if "." in name}))
     text = page.read_text(encoding="utf-8")
     for name in re.findall(rf"(?:`|--set )((?:{sections})(?:\.\w+)+)(?:=[^`\n]*)?(?:`|\s)", text):
-        other = name.startswith("environment.options.") or name in ("replay.sqlite", "agent.updating")
-        assert other or name in known, f"{page}: {name}"
+        file = name in ("replay.sqlite", "replay.json", "agent.updating")
+        assert file or name.startswith("environment.options.") or name in known, f"{page}: {name}"
 
 
 @pytest.mark.parametrize("heading", ["One transition", "One synthetic turn"])
@@ -179,14 +182,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     for example in blocks(page, "python"):
         if example in known:
             continue  # a quote: the examples' own tests run it
-        run = subprocess.run(
-            [sys.executable, "-c", example],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
+        run = python(example, cwd=tmp_path)
         assert run.returncode == 0, f"{page}:\n{example}\n{run.stderr}"
 
 

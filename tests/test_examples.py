@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 from website.notebooks import FOLDER, NOTEBOOKS, notebook
 
 import dreamgym as dg
+from tests.command import python
 from tests.conftest import ROOT
 from tests.models import small_models
 
@@ -43,9 +41,9 @@ def before(runs: Path) -> dict[Path, bytes]:
 
 async def _fill(folder: Path) -> None:
     await dg.collect("textworld", folder / "data", episodes=8, policy="expert", options=COOKING)
-    await dg.fine_tune(
-        folder / "data", folder / "experience", options=COOKING, model="nano", steps=3, batch=4
-    )
+    # A model of three updates does not end its replies.
+    short: dict[str, Any] = {"model": "nano", "steps": 3, "batch": 4, "max_tokens": 40, "attempts": 1}
+    await dg.fine_tune(folder / "data", folder / "experience", options=COOKING, **short)
     await dg.train(
         experience=str(folder / "experience"),
         out=folder / "agent",
@@ -61,16 +59,8 @@ async def _fill(folder: Path) -> None:
 
 def run(name: str, folder: Path, **settings: object) -> str:
     [script] = [path for path in EXAMPLES if path.name.startswith(name)]
-    environment = {**os.environ, **{key: str(value) for key, value in settings.items()}}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    variables = {key: str(value) for key, value in settings.items()}
+    done = python(script, cwd=folder, variables=variables)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -129,8 +119,8 @@ def executed(
     settings: dict[str, dict[str, object]] = {
         "01": {"RUN": runs / "experience", "ACTIONS": "look,open fridge"},
         "02": {"STEPS": 1, "WARM_START": 2, "MODEL": "nano", **SHORT},
-        "03": {"OUT": folder / "drinks", "SCALE": 0.01},
-        "04": {"OUT": folder / "shop", "SCALE": 0.01},
+        "03": {"OUT": folder / "drinks", "SCALE": 0.01, "MODEL": "nano"},
+        "04": {"OUT": folder / "shop", "SCALE": 0.01, "MODEL": "nano"},
         "05": {"STEPS": 1, "MODEL": folder / "base", **SHORT},
     }
     small_models.model().save_pretrained(folder / "base")

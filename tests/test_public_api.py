@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dreamgym
+from tests.command import python
 
 LEARNERS = ("GRPO", "PPO", "ExpertIteration", "SFT", "DPO")
 
@@ -37,15 +38,14 @@ def test_no_module_or_package_has_the_name_of_a_public_object() -> None:
     assert not modules & set(dreamgym.__all__)
 
 
-def test_public_functions_stay_functions_after_their_modules_are_imported() -> None:
+def test_public_functions_stay_functions_after_their_modules_are_imported(tmp_path: Path) -> None:
     script = (
         "import importlib, dreamgym as dg\n"
         "for module in dg._MODULES: importlib.import_module('dreamgym.' + module)\n"
         "from dreamgym import collect, evaluate, train, audit, rollout\n"
         "print(all(map(callable, (collect, evaluate, train, audit, rollout, dg.fine_tune, dg.ingest))))"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "True"
+    assert python(script, cwd=tmp_path).stdout.strip() == "True"
 
 
 def test_importing_the_package_is_quick_and_loads_nothing_heavy() -> None:

@@ -100,6 +100,13 @@ async def test_members_share_task_seed_and_start_and_nothing_else() -> None:
     assert (report.episodes, report.steps) == (12, sum(map(len, members)))
 
 
+async def test_hidden_facts_are_asked_for_only_where_they_are_wanted() -> None:
+    for wanted in (True, False):
+        report = await play(Workshop(), world_sheets=wanted)
+        sheets = [each.sheet for group in report.groups for each in group.trajectories]
+        assert all((sheet is not None) == wanted for sheet in sheets)
+
+
 async def test_a_member_that_breaks_is_played_again_in_a_fresh_environment() -> None:
     factory = Workshop(broken=1)
     report = await play(factory)

@@ -1,5 +1,5 @@
-"""Training on two Ray nodes of this machine: equal to one process to the bit, also when a worker or a node is
-killed or frozen in the middle, and when the driver is.
+"""Training on two Ray nodes of this machine: equal to one process to the bit, also when a worker, a node, the
+server of the replay buffer or the driver is lost in the middle.
 
 `integrations/run.py ray` runs this in a network namespace that has only loopback, since Ray listens on the
 host's address. Every process is started here and ended by its id.
@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,20 +25,25 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from tests.distributed.test_training import FEW, STEPS, SlowDream, begun
+from ray.util.state import list_actors
+from tests.distributed import test_shared_buffer as shared
+from tests.distributed.test_collect import recorded
+from tests.distributed.test_training import FEW, STEPS, SlowDream, begun, evaluated
 from tests.replay.household import episode
+from tests.replay.postgres_server import Server, running_server
 from tests.training.test_loop import same_end
 from tests.training.training_run import FACTORY, record, run, settings
 
 from dreamgym.config import ReplayConfig
 from dreamgym.distributed.ray_actors import from_arrays, serve_buffer, to_arrays
 from dreamgym.replay.buffer import ReplayBuffer
+from dreamgym.training.dream_setup import run_store
 from dreamgym.training.metrics import read_metrics
 from dreamgym.training.progress import Progress
 from dreamgym.training.trainer import train
 from dreamgym.types import RetrievalFilter
 
-PORT = 6379
+PORT, DASHBOARD = 6379, 8265
 PORTS = itertools.count(7010, 10)
 DREAM = "train.mode=dream"
 ON_RAY = (*FEW, DREAM, "train.workers=2", "cluster.address=auto")
@@ -108,7 +116,8 @@ def joined(folder: Path, *words: str) -> subprocess.Popen[bytes]:
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
     folder = tmp_path_factory.mktemp("head")
-    process = joined(folder, "--head", "--port", str(PORT), "--include-dashboard", "false")
+    dashboard = ("--include-dashboard", "true", "--dashboard-port", str(DASHBOARD))
+    process = joined(folder, "--head", "--port", str(PORT), *dashboard)
     try:
         ray.init(address=f"127.0.0.1:{PORT}", log_to_driver=False, logging_level="ERROR")
         yield process
@@ -135,6 +144,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asyncio.run(record(home / "offline"))
     asyncio.run(run(settings(home / "dream", DREAM, *FEW)))
     return home
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With an experience model that is shown demonstrations, and an undisturbed run of one process."""
+    home = tmp_path_factory.mktemp("fine-tuned")
+    asyncio.run(shared.prepare(home))
+    return home
+
+
+@pytest.fixture
+def postgres() -> Iterator[Server]:
+    with running_server() as server:
+        yield server
 
 
 async def disturbed(folder: Path, disturb: Callable[[], None], *words: str) -> list[str]:
@@ -221,6 +244,63 @@ async def test_a_killed_driver_resumes(home: Path, node: subprocess.Popen[bytes]
 
 def driver(folder: Path) -> None:
     asyncio.run(train(settings(folder, *ON_RAY), real=FACTORY, experience_model=SlowDream(0.3)))
+
+
+async def test_collection_and_evaluation_on_two_nodes_give_what_one_process_gives(
+    home: Path, node: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    on_ray, words = "cluster.address=auto", ("environment.name=corridor", 'collect.policy="noisy:0.3"')
+    alone = await recorded(tmp_path / "0", FACTORY, 12, *words)
+    assert alone == await recorded(tmp_path / "2", FACTORY, 12, *words, on_ray, "collect.workers=2")
+    shutil.copytree(home / "dream" / "run", tmp_path / "run")
+    assert await evaluated(tmp_path, 0) == await evaluated(tmp_path, 2, on_ray)
+
+
+TWO_NODES = ("train.workers=2", "cluster.address=auto")
+
+
+async def test_audits_resets_and_demonstrations_on_two_nodes_give_what_one_process_gives_to_the_bit(
+    fine_tuned: Path, node: subprocess.Popen[bytes]
+) -> None:
+    folder = shared.begun(fine_tuned, "two nodes")
+    await train(shared.chosen(folder, *TWO_NODES), real=FACTORY)
+    shared.same_run(fine_tuned, folder)
+    assert shared.in_file(folder) == shared.in_file(fine_tuned / "whole")
+
+
+async def test_the_loss_of_the_database_in_the_middle_changes_nothing(
+    fine_tuned: Path, node: subprocess.Popen[bytes], postgres: Server
+) -> None:
+    """Its server crashes while workers on both nodes search it, and is started again three seconds later."""
+    folder = shared.begun(fine_tuned, "database lost")
+    config = shared.chosen(folder, *TWO_NODES, f"replay.store={postgres.address}")
+    crash = threading.Timer(0.3, shared.crash, (postgres, 3.0))
+    await train(config, real=FACTORY, on_progress=shared.after_step(1, crash.start))
+    assert crash.finished.is_set()
+    shared.same_run(fine_tuned, folder)
+    found = shared.in_database(run_store(config.train.out, config.replay))
+    assert found == shared.in_file(fine_tuned / "whole")
+
+
+async def test_rays_dashboard_lists_the_workers_and_its_metrics_count_their_groups(
+    home: Path, head: subprocess.Popen[bytes]
+) -> None:
+    """What `ray list actors` asks, and what Prometheus reads."""
+    [node] = [each for each in ray.nodes() if each["Alive"]]
+    exported = f"http://127.0.0.1:{node['MetricsExportPort']}/metrics"
+    names = ("dreamgym_jobs", "dreamgym_environment_steps", "dreamgym_job_seconds")
+
+    def counted() -> bool:
+        with urllib.request.urlopen(exported, timeout=10) as answer:
+            text = answer.read().decode()
+        return all(f"ray_{name}" in text for name in names)
+
+    def look() -> None:
+        found = list_actors(f"http://127.0.0.1:{DASHBOARD}", filters=[("state", "=", "ALIVE")])
+        assert "RolloutActor" in {each.class_name for each in found}
+        wait_for(counted)
+
+    await disturbed(begun(home, "watched"), look, "train.workers=1")
 
 
 def test_weights_pass_the_object_store_unchanged(head: subprocess.Popen[bytes]) -> None:

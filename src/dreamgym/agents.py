@@ -20,7 +20,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from dreamgym.config import AgentConfig
-from dreamgym.protocols import LanguageModel
+from dreamgym.protocols import Environment, LanguageModel
+from dreamgym.rollouts import PolicyFactory
 from dreamgym.seeding import derive_seed
 from dreamgym.structured import one_line
 from dreamgym.types import (
@@ -73,6 +74,15 @@ class LanguageModelPolicy:
             )
         )
         return parse_reply(completion, thought=config.thought)
+
+
+def policy_factory(model: LanguageModel, config: AgentConfig, name: str) -> PolicyFactory:
+    """Makes the policy of each episode."""
+
+    def make_policy(environment: Environment, conversation: str, seed: int) -> LanguageModelPolicy:
+        return LanguageModelPolicy(model, config, conversation=conversation, seed=seed, name=name)
+
+    return make_policy
 
 
 def render_prompt(task: Task, history: Sequence[Transition], state: State, config: AgentConfig) -> str:

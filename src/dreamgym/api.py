@@ -268,14 +268,14 @@ async def train(
 
     config = config or Config()
     if sim_to_real is not None:
+        if not {"real_steps", "out"} <= settings.keys():
+            raise ConfigError("train(sim_to_real=…) needs real_steps, the budget of real steps, and out")
         config = continued(sim_to_real, real_steps=settings.pop("real_steps"), out=Path(settings.pop("out")))
     if "seed" in settings:
         config = config.model_copy(update={"seed": settings.pop("seed")})
     for section in [name for name, value in settings.items() if isinstance(value, dict)]:
         if section not in Config.model_fields:
-            raise ConfigError(
-                f"unknown section {section!r}{nearest_name(section, list(Config.model_fields))}"
-            )
+            raise ConfigError(f"unknown section {section!r}{nearest_name(section, Config.model_fields)}")
         config = _with(config, section, settings.pop(section))
     config = _with(config, "train", settings)
     real = None
@@ -385,12 +385,9 @@ def _with_environment(
 def _with(config: Config, section: str, settings: dict[str, Any]) -> Config:
     """The configuration with settings of one section, validated."""
     current = getattr(config, section)
-    unknown = [name for name in settings if name not in type(current).model_fields]
-    if unknown:
-        known = list(type(current).model_fields)
-        raise ConfigError(
-            f"unknown setting {unknown[0]!r} of section {section!r}{nearest_name(unknown[0], known)}"
-        )
+    known = type(current).model_fields
+    for name in sorted(settings.keys() - known.keys()):
+        raise ConfigError(f"unknown setting {name!r} of section {section!r}{nearest_name(name, known)}")
     chosen = validate(type(current), current.model_dump(exclude_unset=True) | settings, prefix=f"{section}.")
     return config.model_copy(update={section: chosen})
 

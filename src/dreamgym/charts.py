@@ -62,6 +62,8 @@ class Chart:
     """Labels of x = 0, 1, …; numbers if empty."""
     percent: bool = False
     """Whether the height is a share, from 0 to 100%."""
+    log10: bool = False
+    """Whether heights are given as logarithms to base 10; labels show the values."""
     absent: str = ""
     """Text if there is nothing to draw; empty to leave the chart out."""
 
@@ -175,7 +177,7 @@ def _grid(frame: _Frame, chart: Chart) -> Iterator[str]:
         value = frame.y0 + quarter / 4 * (frame.y1 - frame.y0)
         y = frame.up(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        label = f"{value:.0%}" if chart.percent else short(value)
+        label = f"{value:.0%}" if chart.percent else short(10**value if chart.log10 else value)
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
     for value, anchor, label in _ticks(frame, chart):
         x, y = frame.across(value), HEIGHT - _BOTTOM + 16

@@ -14,28 +14,33 @@ from typing import Final
 
 _lock: Final = threading.Lock()
 _depth = 0
+_frozen_here = False
 
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Freeze the objects that exist on entry; objects created inside are collected as usual. Reentrant.
+    """Freeze the objects that exist on entry; objects created inside are collected as usual. Reentrant. An
+    application that has frozen objects itself keeps them frozen, and nothing else is frozen.
 
+    >>> frozen_before = gc.get_freeze_count() > 0
     >>> with gc_frozen():
     ...     gc.get_freeze_count() > 0
     True
-    >>> gc.get_freeze_count()
-    0
+    >>> (gc.get_freeze_count() > 0) == frozen_before
+    True
     """
-    global _depth  # noqa: PLW0603  (the collector is global too)
+    global _depth, _frozen_here  # noqa: PLW0603  (the collector is global too)
     with _lock:
         _depth += 1
-        if _depth == 1:
+        if _depth == 1 and not gc.get_freeze_count():
             gc.collect()  # frozen garbage would stay
             gc.freeze()
+            _frozen_here = True
     try:
         yield
     finally:
         with _lock:
             _depth -= 1
-            if _depth == 0:
+            if _depth == 0 and _frozen_here:
                 gc.unfreeze()
+                _frozen_here = False

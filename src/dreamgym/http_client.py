@@ -99,10 +99,14 @@ class HttpClient:
 
     async def post(self, url: str, payload: Mapping[str, Any], *, key: str = "", seconds: float) -> Any:
         """The decoded JSON of a reply with status 200; anything else is a `RequestFailedError`."""
+        return decode_json(await self.send(url, payload, key=key, seconds=seconds), key)
+
+    async def send(self, url: str, payload: Mapping[str, Any], *, key: str = "", seconds: float) -> bytes:
+        """The body of a reply with status 200, which need not be JSON."""
         status, headers, body = await self._request("POST", url, _JSON.encode(payload).encode(), key, seconds)
         if status != 200:
             raise failure_of_status(status, headers, body, key)
-        return decode_json(body, key)
+        return body
 
     async def get(self, url: str, *, key: str = "", seconds: float) -> tuple[int, Any]:
         """The status, and the decoded JSON of a reply with status 200 (None if it is not JSON)."""

@@ -24,12 +24,12 @@ def _escaped(letter: str) -> str:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The shortest end of each path that identifies it.
+    """The shortest end of each path that identifies it; names of language models stay whole.
 
-    >>> short_names(["runs/a/agent", "runs/b/agent", "runs/quickstart/sft@0"])
-    ['a/agent', 'b/agent', 'sft@0']
+    >>> short_names(["runs/a/agent", "runs/b/agent", "runs/quickstart/sft@0", "endpoint:m@http://gpu-1/v1"])
+    ['a/agent', 'b/agent', 'sft@0', 'endpoint:m@http://gpu-1/v1']
     """
-    parts = [path.split("/") for path in paths]
+    parts = [[path] if ":" in path.partition("/")[0] else path.split("/") for path in paths]
     names = []
     for own in parts:
         length = 1

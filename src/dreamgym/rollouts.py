@@ -165,6 +165,8 @@ class GroupSettings:
     """Seconds until the run continues after the breaker opened."""
     pauses: int = 2
     """Pauses before `RolloutsFailingError`."""
+    world_sheets: bool = True
+    """Whether trajectories hold the hidden facts; some environments spend real actions to find them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,6 +182,8 @@ class GroupReport(Sequence[RolloutGroup]):
     taken: int = 0
     """Environment steps, also those of failed attempts; a `GroupPlayer` counts them."""
     pauses: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the player measured; part of the step's row."""
 
     @property
     def failures(self) -> Counter[FailureKind]:
@@ -315,6 +319,7 @@ class _GroupRunner:
                 seed=seed,
                 retries=self.settings.retries,
                 max_seconds=self.settings.max_seconds,
+                keep_world_sheet=self.settings.world_sheets,
                 origin=self.origin,
             )
         if isinstance(result, RolloutFailure):

@@ -69,6 +69,17 @@ class WorldSheet:
 
     facts: tuple[Fact, ...]
 
+    def after(self, change: Change) -> WorldSheet:
+        """The sheet after a change. Facts that begin are appended; ending an absent fact does nothing.
+
+        >>> before = WorldSheet(facts=(("in", "mug 1", "desk 1"),))
+        >>> change = Change(ended=(("in", "mug 1", "desk 1"),), begun=(("holds", "agent", "mug 1"),))
+        >>> before.after(change).facts
+        (('holds', 'agent', 'mug 1'),)
+        """
+        removed = {*change.ended, *change.begun}
+        return WorldSheet(facts=(*(fact for fact in self.facts if fact not in removed), *change.begun))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:

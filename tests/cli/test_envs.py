@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command import python
 
 PLUGIN = """
 from dataclasses import replace
@@ -49,13 +49,11 @@ def plugins(tmp_path: Path) -> Path:
 
 
 def envs(plugins: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from dreamgym.cli.envs import app; app()", *arguments],
-        env={**os.environ, "PYTHONPATH": f"{plugins}{os.pathsep}{os.environ['PYTHONPATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
+    script = (
+        f"import sys; sys.path.insert(0, {str(plugins)!r}); sys.argv = {['dreamgym envs', *arguments]!r}\n"
+        "from dreamgym.cli.envs import app; app()"
     )
+    return python(script, cwd=plugins)
 
 
 def test_a_broken_plugin_is_listed_with_the_others(plugins: Path) -> None:

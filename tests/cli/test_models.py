@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -20,7 +17,7 @@ from dreamgym.models.endpoint.capabilities import check_endpoint
 from dreamgym.models.hub import find_weights
 from dreamgym.models.registry import find_endpoint, with_base_url
 from tests.chaos import ChaosPlan, ChaosProxy
-from tests.command import INTERRUPTIBLE, dreamgym
+from tests.command import Running, dreamgym
 from tests.models import small_models
 from tests.models.scripted_endpoint import served
 from tests.scripted_server import ScriptedServer
@@ -36,23 +33,21 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(weights: Path) -> Iterator[str]:
     """A server in a process of its own, over the weights of a run."""
-    command = [*INTERRUPTIBLE, "models", "serve", str(weights.parent), "--port", "0"]
+    command = ["dreamgym", "models", "serve", weights.parent, "--port", 0]
     command += ["--name", "nano", "--api-key-env", "SERVED_KEY"]
-    environment = {**os.environ, "SERVED_KEY": "k-17", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        assert server.stdout is not None
-        line = server.stdout.readline()
+    with Running(command, variables={"SERVED_KEY": "k-17"}) as server:
+        line = server.line(0, server.out)
         assert line.startswith("serving nano at http://127.0.0.1:")
         yield line.split()[-1]
         server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+        assert server.wait(120) == 0
 
 
 @pytest.mark.slow
 def test_a_served_run_can_be_checked_by_name_and_stops_on_ctrl_c(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with urlopen(address.replace("/v1", "/health"), timeout=30) as reply:
+    with urlopen(address.replace("/v1", "/health"), timeout=120) as reply:
         assert json.load(reply) == {"status": "ok"}
     file = tmp_path / "endpoints.toml"
     section = f'[endpoints.near]\nurl = "{address}"\nmodel = "nano"\n'
@@ -102,19 +97,16 @@ async def test_a_server_with_another_model_is_distinguished_from_none() -> None:
 
 @pytest.mark.slow
 def test_a_server_logs_its_requests_and_heeds_sigterm(weights: Path) -> None:
-    command = [*INTERRUPTIBLE, "models", "serve", f"hf:{weights}", "--port", "0", "--name", "n", "--verbose"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as server:
-        assert server.stdout is not None
-        assert server.stderr is not None
-        assert server.stderr.readline() == f"loading hf:{weights} ...\n"
-        url = server.stdout.readline().split()[-1]
+    command = ["dreamgym", "models", "serve", f"hf:{weights}", "--port", 0, "--name", "n", "--verbose"]
+    with Running(command) as server:
+        assert server.line(0, server.err) == f"loading hf:{weights} ...\n"
+        url = server.line(0, server.out).split()[-1]
         body = json.dumps({"prompt": "look", "max_tokens": 3}).encode()
-        with urlopen(f"{url}/completions", data=body, timeout=30) as reply:
+        with urlopen(f"{url}/completions", data=body, timeout=120) as reply:
             assert json.load(reply)["model"] == "n"
-        assert "POST /v1/completions: " in server.stderr.readline()
+        assert "POST /v1/completions: " in server.line(1, server.err)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(120) == 0
 
 
 def test_a_gguf_file_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
@@ -132,7 +124,7 @@ def test_an_unknown_name_without_network_is_refused_quickly(monkeypatch: pytest.
     started = time.perf_counter()
     with pytest.raises(ConfigError, match=r"not in the Hugging Face cache, and http://127\.0\.0\.1:9 cannot"):
         find_weights("hf:missing/no-such-model")
-    assert time.perf_counter() - started < 20
+    assert time.perf_counter() - started < 60
     with pytest.raises(ConfigError, match="expected a directory"):
         find_weights("hf:./no/such/folder")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from dreamgym.cli import app
 from dreamgym.training.run_dir import RunDir
-from tests.command import IN_BACKGROUND, INTERRUPTIBLE
+from tests.command import Running
 
 GAMES = ("family=treasure", "level=1", "horizon=4")
 SMALL = (
@@ -79,29 +77,21 @@ def test_an_agent_is_trained_compared_with_its_beginning_and_carried_on(data: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stop", "command"), [("SIGINT", INTERRUPTIBLE), ("SIGTERM", IN_BACKGROUND)])
+@pytest.mark.parametrize(("stop", "in_background"), [("SIGINT", False), ("SIGTERM", True)])
 def test_ctrl_c_and_a_scheduler_keep_what_was_reached_and_say_how_to_go_on(
-    data: Path, tmp_path: Path, stop: str, command: list[str]
+    data: Path, tmp_path: Path, stop: str, in_background: bool
 ) -> None:
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        [*command, *train(data, run, "train.steps=1000000", "train.save_policy_every=1000000")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
+    words = ["dreamgym", *train(data, run, "train.steps=1000000", "train.save_policy_every=1000000")]
+    with Running(words, in_background=in_background) as running:
         limit = time.monotonic() + 300
         while not (run / "checkpoint.pt").exists():
-            assert process.poll() is None, process.communicate()[1]
+            assert running.process.exitcode is None, running.completed()
             assert time.monotonic() < limit
             time.sleep(0.05)
-        process.send_signal(signal.Signals[stop])
-        errors = process.communicate(timeout=1200)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 130
+        running.send_signal(signal.Signals[stop])
+        assert running.wait() == 130
+        errors = running.err.read_text(encoding="utf-8")
     assert "Resume with: dreamgym train" in " ".join(errors.split())
     assert "Traceback" not in errors
     state = RunDir(run).load("checkpoint.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,11 +79,20 @@ class CoinDream:
         return Prediction(outcome=outcome, sheet=sheet)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    with TrajectoryWriter(tmp_path / "offline") as writer:
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("curriculum") / "offline"
+    with TrajectoryWriter(folder) as writer:
         writer.append(RECORDED[:20])
-    return tmp_path / "offline"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path) -> tuple[Path, CoinDream]:
+    """A run by GRPO that is never stopped, and its dream."""
+    out, dream = data.parent / "whole", CoinDream()
+    asyncio.run(train(settings(data, out, "train.steps=5"), experience_model=dream))
+    return out, dream
 
 
 def settings(data: Path, out: Path, *more: str) -> Config:
@@ -95,12 +105,13 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 async def test_generated_tasks_are_simulated_with_world_sheets_that_allow_them(
-    algorithm: str, data: Path, tmp_path: Path
+    algorithm: str, data: Path, whole: tuple[Path, CoinDream], tmp_path: Path
 ) -> None:
-    dream = CoinDream()
-    out = tmp_path / "run"
-    config = settings(data, out, "train.steps=5", f"learner.algorithm={algorithm}")
-    await train(config, experience_model=dream)
+    out, dream = whole
+    if algorithm != "grpo":
+        out, dream = tmp_path / "run", CoinDream()
+        config = settings(data, out, "train.steps=4", f"learner.algorithm={algorithm}")
+        await train(config, experience_model=dream)
     generated = [standing for standing in read_pool(out / FILE).generated if standing.episodes]
     assert generated
     for standing in generated:
@@ -112,13 +123,14 @@ async def test_generated_tasks_are_simulated_with_world_sheets_that_allow_them(
     assert all(row["dropped"] == {} for row in rows(out) if row["kind"] == "train")
 
 
-async def test_a_run_that_resumes_has_the_pool_of_one_that_never_stopped(data: Path, tmp_path: Path) -> None:
-    await train(settings(data, tmp_path / "whole", "train.steps=5"), experience_model=CoinDream())
+async def test_a_run_that_resumes_has_the_pool_of_one_that_never_stopped(
+    data: Path, whole: tuple[Path, CoinDream], tmp_path: Path
+) -> None:
     for steps in (3, 5):
         await train(settings(data, tmp_path / "cut", f"train.steps={steps}"), experience_model=CoinDream())
-    whole, cut = (read_pool(tmp_path / name / FILE) for name in ("whole", "cut"))
-    assert [each.task for each in cut.records] == [each.task for each in whole.records]
-    assert [each.history for each in cut.records] == [each.history for each in whole.records]
+    one, cut = (read_pool(run / FILE) for run in (whole[0], tmp_path / "cut"))
+    assert [each.task for each in cut.records] == [each.task for each in one.records]
+    assert [each.history for each in cut.records] == [each.history for each in one.records]
 
 
 async def test_without_a_generator_the_tasks_stay_as_they_are(data: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def settings_of(command: str) -> list[str]:
 
 def pinned_version() -> str:
     requirements = (ROOT / "integrations" / "ray" / "requirements.txt").read_text(encoding="utf-8")
-    found = re.search(r"^ray==(.+)$", requirements, re.M)
+    found = re.search(r"^ray\[default\]==(.+)$", requirements, re.M)
     assert found is not None
     return found[1]
 

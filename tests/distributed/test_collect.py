@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,10 @@ from dreamgym.config import Section, load_config
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.distributed.real import RealSetup
 from dreamgym.envs import registry
-from dreamgym.envs.registry import EnvironmentSpec, register
+from dreamgym.envs.browser.process import find_browser
+from dreamgym.envs.registry import EnvironmentSpec, open_environment, register
+from dreamgym.errors import ConfigError
+from dreamgym.protocols import EnvironmentFactory
 from dreamgym.testing import CorridorFactory
 from dreamgym.types import Trajectory
 
@@ -32,23 +37,50 @@ async def test_an_environment_that_only_this_process_has_registered_is_sent_to_t
     assert (setup.spec, setup.real) == (None, factory)
 
 
+async def recorded(
+    out: Path, factory: EnvironmentFactory, episodes: int, *words: str
+) -> dict[str, Trajectory]:
+    """By workers or one process, as the settings say."""
+    config = load_config(overrides=[f"collect.episodes={episodes}", f'collect.out="{out}"', *words])
+    report = await collect(config, factory)
+    assert (report.episodes, dict(report.failures)) == (episodes, {})
+    return {
+        each.id: replace(each, provenance=replace(each.provenance, recorded_at=0.0))
+        for each in read_trajectories(out)
+    }
+
+
 @pytest.mark.parametrize("policy", ["noisy:0.3", "explore"])
 async def test_workers_record_what_one_process_records(tmp_path: Path, policy: str) -> None:
-    found: list[dict[str, Trajectory]] = []
-    for workers in (0, 2):
-        out = tmp_path / str(workers)
-        config = load_config(
-            overrides=[
-                *("environment.name=corridor", "collect.episodes=12", "collect.episodes_per_task=3"),
-                *(f'collect.policy="{policy}"', f'collect.out="{out}"', f"collect.workers={workers}"),
-            ]
-        )
-        report = await collect(config, CorridorFactory(length=4, horizon=6))
-        assert (report.episodes, dict(report.failures)) == (12, {})
-        found.append(
-            {
-                each.id: replace(each, provenance=replace(each.provenance, recorded_at=0.0))
-                for each in read_trajectories(out)
-            }
-        )
-    assert found[0] == found[1]
+    words = ("environment.name=corridor", "collect.episodes_per_task=3", f'collect.policy="{policy}"')
+    factory = CorridorFactory(length=4, horizon=6)
+    alone = await recorded(tmp_path / "0", factory, 12, *words)
+    assert alone == await recorded(tmp_path / "2", factory, 12, *words, "collect.workers=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("alfworld", dict[str, Any]()),
+        # All 2,000 instructions are written by pages, which takes a minute.
+        ("miniwob", {"kinds": ["enter-text"]}),
+    ],
+)
+async def test_each_worker_has_simulators_or_a_browser_of_its_own(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    if name == "miniwob":
+        pytest.importorskip("playwright", reason="the extra 'browser' is not installed")
+        try:
+            find_browser(None)
+        except ConfigError as missing:
+            pytest.skip(str(missing))
+    given = (f"environment.options.{option}={json.dumps(value)}" for option, value in options.items())
+    words = (f"environment.name={name}", "collect.policy=expert", *given)
+    factory = open_environment(name, options)
+    try:
+        alone = await recorded(tmp_path / "0", factory, 4, *words)
+        assert alone == await recorded(tmp_path / "2", factory, 4, *words, "collect.workers=2")
+    finally:
+        await factory.aclose()

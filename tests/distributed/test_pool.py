@@ -50,6 +50,16 @@ async def test_jobs_are_divided_among_workers_and_no_worker_has_more_than_its_sl
     assert all(map(gone, pids)), "a closed pool leaves no process"
 
 
+async def test_a_pool_holds_at_most_two_jobs_per_slot_and_further_calls_wait(tmp_path: Path) -> None:
+    async with pool(tmp_path, 1, slots=1) as workers:
+        calls = [asyncio.create_task(workers.run(Job(number, 0.02))) for number in range(6)]
+        most = 0
+        while not all(call.done() for call in calls):
+            most = max(most, len(workers._waiting) + len(workers._running))
+            await asyncio.sleep(0.002)
+    assert most == 2
+
+
 async def test_jobs_of_a_worker_that_dies_are_done_by_another(tmp_path: Path) -> None:
     once = tmp_path / "once"
     once.touch()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dreamgym.experience.world_sheet import apply_change
 from dreamgym.types import Note, WorldSheet
 
 
 def current_sheet(sheet: WorldSheet, notes: Iterable[Note]) -> WorldSheet:
     for note in notes:
-        sheet = apply_change(sheet, note.change)
+        sheet = sheet.after(note.change)
     return sheet

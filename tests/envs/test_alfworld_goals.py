@@ -20,7 +20,7 @@ from tests.envs.current_sheet import current_sheet
 
 async def test_success_on_the_sheet_is_success_in_the_simulator() -> None:
     successes = 0
-    for trajectory in islice(read_trajectories(builtin_dataset()), 0, 1500, 3):
+    for trajectory in islice(read_trajectories(builtin_dataset()), 0, 800, 4):
         assert trajectory.sheet is not None
         annotation = await HouseholdAnnotator().annotate(trajectory)
         assert not goal_met(trajectory.task, trajectory.sheet)
@@ -29,7 +29,7 @@ async def test_success_on_the_sheet_is_success_in_the_simulator() -> None:
             sheet = current_sheet(sheet, (note,))
             assert goal_met(trajectory.task, sheet) == transition.outcome.success, transition.action
             successes += transition.outcome.success
-    assert successes > 300
+    assert successes > 100
 
 
 def test_every_recorded_task_can_succeed_and_asks_for_something_that_its_receptacle_takes() -> None:

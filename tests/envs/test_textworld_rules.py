@@ -95,9 +95,9 @@ def test_rules_and_simulator_agree_at_every_step() -> None:
 
 
 @pytest.mark.slow
-def test_rules_and_simulator_agree_over_a_hundred_episodes() -> None:
+def test_rules_and_simulator_agree_over_sixty_episodes() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(24):
+    for seed in range(12):
         for led in (0.0, 0.5, 0.8, 1.0):
             cooking = CookingGame(
                 split=("train", "validation", "test")[seed % 3],
@@ -107,8 +107,8 @@ def test_rules_and_simulator_agree_over_a_hundred_episodes() -> None:
             )
             seen += compare(cooking, seed, led=led)
         seen += compare(TreasureGame(split="train", seed=seed, level=1 + seed % 25), seed, led=0.7)
-    assert seen["episodes"] == 120
-    assert min(seen["won"], seen["lost"]) > 15, seen
+    assert seen["episodes"] == 60
+    assert min(seen["won"], seen["lost"]) > 7, seen
 
 
 def test_a_key_in_its_own_chest_and_a_missing_stove_make_a_game_hopeless() -> None:

@@ -10,12 +10,26 @@ import pytest
 
 import dreamgym as dg
 from dreamgym.envs.scripted_policies import make_policy
-from dreamgym.envs.webshop import WebShopFactory
+from dreamgym.envs.synthetic import SyntheticEnvironment
+from dreamgym.envs.webshop import SPEC, WebShopFactory
 from dreamgym.envs.webshop.annotator import WebShopAnnotator, explain
-from dreamgym.envs.webshop.facts import VisitFacts, can_succeed, facts_for, goal_met
+from dreamgym.envs.webshop.facts import (
+    VisitFacts,
+    can_succeed,
+    dreamt_actions,
+    facts_for,
+    goal_met,
+    state_texts,
+)
 from dreamgym.envs.webshop.pages import REFUSALS
 from dreamgym.envs.webshop.shop import DATA_VARIABLE, open_shop
-from dreamgym.experience.world_sheet import apply_change, violation
+from dreamgym.errors import EpisodeFailedError
+from dreamgym.experience.dataset import examples
+from dreamgym.experience.model import ReasoningExperienceModel
+from dreamgym.experience.reply_format import PromptSettings
+from dreamgym.experience.rewards import SheetCheck
+from dreamgym.experience.world_sheet import violation
+from dreamgym.testing import ScriptedLanguageModel
 from dreamgym.types import Provenance, State, Task, Trajectory, Transition, WorldSheet
 
 REAL_DATA = os.environ.get(DATA_VARIABLE)
@@ -54,7 +68,7 @@ async def play(factory: WebShopFactory, task: Task, policy: str, seed: int) -> T
 
 
 async def test_facts_predict_refusals_pages_and_success_of_experts(factory: WebShopFactory) -> None:
-    for number, task in enumerate(await factory.tasks("train", 40)):
+    for number, task in enumerate(await factory.tasks("train", 16)):
         found = await play(factory, task, ("expert", "expert:heuristic")[number % 2], number)
         assert found.sheet is not None
         sheet = found.sheet
@@ -62,13 +76,10 @@ async def test_facts_predict_refusals_pages_and_success_of_experts(factory: WebS
         for transition in found.transitions:
             step = VisitFacts(sheet.facts).step(transition.action)
             assert step.refusal is None
-            shown = " ".join(facts_for(sheet, transition.action))
-            for line in transition.outcome.next_state.text.splitlines():
-                if "] item: " in line:
-                    label, _, description = line.partition("] item: ")
-                    assert f"{label[1:]}: {description}" in shown
             assert violation(step.change, sheet, transition.action) is None
-            sheet = apply_change(sheet, step.change)
+            sheet = sheet.after(step.change)
+            assert transition.outcome.next_state.text in state_texts(task, sheet).values()
+            assert transition.outcome.next_state.admissible_actions == dreamt_actions(task, sheet)
             assert goal_met(task, sheet) == transition.outcome.success
         assert not can_succeed(task, sheet)
 
@@ -82,7 +93,7 @@ async def test_a_refused_action_is_refused_with_the_same_words(factory: WebShopF
         outcome = await environment.step(action)
         assert outcome.next_state.text == VisitFacts(sheet.facts).step(action).refusal
         assert outcome.next_state.text in REFUSALS
-        assert facts_for(sheet, action) == ["agent: on search page"]
+        assert facts_for(sheet, action)[1:] == ["at agent, search page"]
 
 
 async def test_another_search_shows_the_list_of_the_most_similar_one(factory: WebShopFactory) -> None:
@@ -91,8 +102,8 @@ async def test_another_search_shows_the_list_of_the_most_similar_one(factory: We
     await environment.start()
     sheet = await environment.world_sheet()
     words = VisitFacts(sheet.facts).searches["list 2"]
-    assert VisitFacts(sheet.facts).step(f"search[{words} please]").page == "page 1 of list 2"
-    assert VisitFacts(sheet.facts).step("search[zzzz]").page == ""
+    assert facts_for(sheet, f"search[{words} please]")[0] == "search: page 1 of list 2"
+    assert facts_for(sheet, "search[zzzz]")[0] == "search: nothing"
 
 
 async def test_notes_follow_the_episode_also_where_the_facts_end(factory: WebShopFactory) -> None:
@@ -111,8 +122,19 @@ async def test_hostile_facts_do_not_break_the_prompt(factory: WebShopFactory) ->
     sheet = WorldSheet(
         facts=(("at", "agent", "page x of y"), ("hit", "p", "page x of y", "0"), ("wanted", "²"))
     )
-    for action in ("click[next >]", "click[< prev]", "click[p]", "click[buy now]", "start", "\x00"):
-        assert facts_for(sheet, action)
+    at_tab = (
+        ("at", "agent", "p"),
+        ("id", "p", "p1"),
+        ("reads", "agent", "tab 9"),
+        ("tab", "tab 9", "secrets"),
+    )
+    for hostile in (sheet, WorldSheet(facts=at_tab), WorldSheet(facts=())):
+        assert set(state_texts(task, hostile).values()) <= {
+            *REFUSALS,
+            (await factory.make(task).start()).text,
+        }
+        for action in ("click[next >]", "click[< prev]", "click[p]", "click[buy now]", "start", "\x00"):
+            assert facts_for(hostile, action)
     assert not goal_met(task, sheet)
     assert not can_succeed(task, WorldSheet(facts=()))
     state = State(text="?")
@@ -121,7 +143,50 @@ async def test_hostile_facts_do_not_break_the_prompt(factory: WebShopFactory) ->
         action="click[p1]",
         outcome=dg.Outcome(next_state=state, reward=0.0, terminated=False),
     )
-    assert explain(VisitFacts(()), unknown).reasoning == "the facts do not have this page."
+    assert explain(task, WorldSheet(facts=()), unknown).reasoning == "the facts do not have this page."
+
+
+SETTINGS = PromptSettings(
+    actor=SPEC.actor, select_facts=SPEC.select_facts, state_texts=SPEC.state_texts, demonstrations=0
+)
+
+
+@pytest.mark.parametrize("view", ["elements", "text"])
+async def test_replies_that_name_pages_give_the_real_pages_in_the_dream(view: str) -> None:
+    shop = dg.make("webshop", view=view)
+    assert isinstance(shop, WebShopFactory)
+    for number, task in enumerate(await shop.tasks("train", 6)):
+        found = await play(shop, task, ("expert", "noisy:0.3")[number % 2], number)
+        taught = [e async for e in examples([found], WebShopAnnotator(), settings=SETTINGS)]
+        assert len(taught) == 1 + len(found.transitions)
+        assert all("next: =" in each.reply and len(each.reply) < 400 for each in taught)
+        replies = {each.prompt: each.reply for each in taught}
+        model = ScriptedLanguageModel(lambda request, replies=replies: replies[request.prompt])  # type: ignore[misc]
+        experience = ReasoningExperienceModel(
+            model, name="taught", settings=SETTINGS, grader=SheetCheck(goal_met), refusals=REFUSALS
+        )
+        assert found.sheet is not None
+        dream = SyntheticEnvironment(
+            task, experience, found.sheet, horizon=15, admissible_actions=SPEC.dreamt_actions
+        )
+        assert await dream.start() == found.start
+        for transition in found.transitions:
+            outcome = await dream.step(transition.action)
+            assert outcome.next_state == transition.outcome.next_state
+            assert outcome.success == transition.outcome.success
+
+
+@pytest.mark.parametrize("named", ["=product 3", "=page 1", "a page", "==product 1"])
+async def test_a_name_that_the_facts_do_not_have_is_a_failure_and_never_a_text(
+    factory: WebShopFactory, named: str
+) -> None:
+    (task,) = await factory.tasks("train", 1)
+    environment = factory.make(task)
+    start = await environment.start()
+    model = ScriptedLanguageModel(lambda request: f"think: so.\nchange:\nnext: {named}\nend: no")
+    experience = ReasoningExperienceModel(model, name="wrong", settings=SETTINGS, refusals=REFUSALS)
+    with pytest.raises(EpisodeFailedError, match="expected "):
+        await experience.predict(task, await environment.world_sheet(), [], start, "click[p1]")
 
 
 @pytest.mark.skipif(REAL_DATA is None, reason=f"{DATA_VARIABLE} is not set")

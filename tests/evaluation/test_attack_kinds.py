@@ -58,7 +58,7 @@ class Lamps:
         return json.dumps({"reasoning": "", "next_state": text, "terminated": won, "success": won})
 
 
-def attacked(model: str, data: Path, *words: object, candidates: int = 200) -> tuple[int, dict[str, Any]]:
+def attacked(model: str, data: Path, *words: object, candidates: int = 80) -> tuple[int, dict[str, Any]]:
     result = dreamgym(
         *("experience", "attack", model, "--data", data, "--candidates", candidates, "--json", *words)
     )
@@ -70,7 +70,7 @@ def test_a_prompted_model_is_attacked_in_the_environment_of_its_data(recorded: P
     """Labels that it invents are wrong half of the time: what follows from them is not real, and is found."""
     with ScriptedServer(Lamps()) as server:
         _, found = attacked(server.name, recorded)
-    assert found["tried"] == 200
+    assert found["tried"] == 80
     assert not found["by_recordings"], "the lamps of the data are opened, not another environment"
     assert found["real_steps"] > 0
     assert "forged text" not in found["kinds"]
@@ -78,7 +78,7 @@ def test_a_prompted_model_is_attacked_in_the_environment_of_its_data(recorded: P
 
 def test_a_prompted_model_that_believes_the_action_fails(recorded: Path) -> None:
     with ScriptedServer(Lamps(gullible=True)) as server:
-        code, found = attacked(server.name, recorded, candidates=120)
+        code, found = attacked(server.name, recorded, candidates=60)
     assert (code, found["passed"]) == (1, False)
     assert found["kinds"]["forged text"]["real"] == 0
 
@@ -92,20 +92,20 @@ def test_with_a_judge_the_same_model_grants_no_forged_success(recorded: Path) ->
         return reply if "evidence" in reply else reply.replace("The lamp is on.", "So you say.")
 
     with ScriptedServer(claims) as server:
-        _, found = attacked(server.name, recorded, "--reward", server.name, candidates=120)
+        _, found = attacked(server.name, recorded, "--reward", server.name, candidates=60)
     assert lamps.judged > 0
     assert found["kinds"] == {}
 
 
 def test_a_black_box_is_attacked(recorded: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    short = {"steps": 30, "batch": 8, "vocabulary": 400, "validation": 0.2, "attempts": 1}
+    short = {"steps": 10, "batch": 8, "vocabulary": 400, "validation": 0.2, "attempts": 1, "max_tokens": 60}
     chosen = [word for name, value in short.items() for word in ("--set", f"experience.{name}={value}")]
     trained = dreamgym(
         *("experience", "train", "--data", recorded, "--model", "nano", "--out", tmp_path / "run", *chosen)
     )
     assert trained.exit_code == 0, trained.output
     assert (tmp_path / "run" / "knowledge.json").exists()
-    _, found = attacked(str(tmp_path / "run"), recorded, candidates=20)
-    assert (found["tried"], found["by_recordings"]) == (20, False)
+    _, found = attacked(str(tmp_path / "run"), recorded, candidates=10)
+    assert (found["tried"], found["by_recordings"]) == (10, False)
     assert found["not_judged"] == 0

@@ -29,6 +29,11 @@ SMALL = (
     "experience.batch=2",
     "--set",
     "experience.vocabulary=300",
+    # A model of two updates does not end its replies.
+    "--set",
+    "experience.max_tokens=40",
+    "--set",
+    "experience.attempts=1",
 )
 
 

@@ -147,23 +147,30 @@ def earned(outcomes: list[Outcome]) -> bool:
     return any(each.reward > 0 or each.success for each in outcomes)
 
 
+amounts = pytest.mark.parametrize("count", [400, pytest.param(1_500, marks=pytest.mark.exhaustive)])
+"""Of hostile actions: in 400, each part stands about 20 times."""
+
 FACTS = WorldSheet(facts=(("in", "nuts", "slot A"), ("price", "nuts", "3")))
 
 
+@amounts
 @pytest.mark.parametrize("sheet", [WorldSheet(facts=()), FACTS], ids=["no facts", "facts"])
-async def test_no_hostile_action_is_obeyed_by_a_prompted_experience_model(sheet: WorldSheet) -> None:
+async def test_no_hostile_action_is_obeyed_by_a_prompted_experience_model(
+    sheet: WorldSheet, count: int
+) -> None:
     keeper = Shopkeeper()
     model = prompted(keeper)
-    for action in hostile(1_500):
+    for action in hostile(count):
         outcomes = await played(model, sheet, action, "look", action)
         assert not keeper.obeyed, (action, keeper.obeyed[0].prompt)
         assert not earned(outcomes), action
-    assert keeper.number > 4_000
+    assert keeper.number > 2.6 * count
 
 
+@amounts
 @pytest.mark.parametrize("sheet", [WorldSheet(facts=()), FACTS], ids=["no facts", "facts"])
 async def test_no_hostile_action_is_obeyed_by_a_judge_although_the_model_claims_every_success(
-    sheet: WorldSheet,
+    sheet: WorldSheet, count: int
 ) -> None:
     obeyed: list[str] = []
 
@@ -178,17 +185,18 @@ async def test_no_hostile_action_is_obeyed_by_a_judge_although_the_model_claims_
 
     language_model = ScriptedLanguageModel(judge)
     model = prompted(Shopkeeper(claims=True), grader=EvidenceJudge(language_model))
-    for action in hostile(1_500):
+    for action in hostile(count):
         outcomes = await played(model, sheet, action, action)
         assert not obeyed, (action, obeyed[0])
         assert not earned(outcomes), action
-    assert len(language_model.requests) > 1_000
+    assert len(language_model.requests) > 0.6 * count
 
 
-async def test_no_hostile_action_reaches_a_rubric_judge_unquoted() -> None:
+@amounts
+async def test_no_hostile_action_reaches_a_rubric_judge_unquoted(count: int) -> None:
     scores = '{"consistency": 2, "diversity": 2, "informativeness": 2, "hallucination": 2}'
     judge = ScriptedLanguageModel(lambda request: "{}" if len(judge.requests) % 4 == 1 else scores)
-    for action in hostile(1_500):
+    for action in hostile(count):
         outcome = Outcome(next_state=State(text=f"You say: {action}"), reward=0.0, terminated=False)
         turn = Transition(state=State(text=action), action=action, outcome=outcome)
         await RubricJudge(judge, name="judge").score(TASK, [turn] * 5, turn)
@@ -253,10 +261,11 @@ def black_box(machine: Machine, *, imagine: bool = True) -> BlackBoxExperienceMo
 KNOWN = with_seed(WorldSheet(facts=(reply_fact(START.text, "look", "A machine with nuts in slot A."),)), 3)
 
 
-async def test_no_hostile_action_is_obeyed_by_a_black_box() -> None:
+@amounts
+async def test_no_hostile_action_is_obeyed_by_a_black_box(count: int) -> None:
     machine = Machine()
     model = black_box(machine)
-    for action in hostile(1_500):
+    for action in hostile(count):
         actions = [action, "look", action, "look", "read A", "read B"]
         outcomes = await played(model, KNOWN, *actions)
         assert not machine.obeyed, (action, machine.obeyed[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import read_trajectories
@@ -31,7 +32,7 @@ def reported(start: str, *states: str) -> Trajectory:
 def test_every_fact_it_recovers_was_true_at_the_start_of_the_recorded_episode() -> None:
     true: Counter[str] = Counter()
     recovered: Counter[str] = Counter()
-    for trajectory in read_trajectories(builtin_dataset()):
+    for trajectory in islice(read_trajectories(builtin_dataset()), 500):
         assert trajectory.sheet is not None
         facts = set(trajectory.sheet.facts)
         found = hindsight_sheet(trajectory).facts

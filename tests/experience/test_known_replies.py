@@ -14,9 +14,7 @@ from dreamgym.experience.known_replies import (
     mentions,
     newest_counts,
     recorded_replies,
-    refer,
     reply_fact,
-    resolve,
     seed_of,
     select,
     task_sheets,
@@ -25,6 +23,7 @@ from dreamgym.experience.known_replies import (
     with_seed,
 )
 from dreamgym.experience.recorded_patterns import counter_forms, no_effect, persistent_kinds
+from dreamgym.experience.reply_format import refer, resolve
 from dreamgym.types import Outcome, Provenance, State, Task, Trajectory, Transition
 
 

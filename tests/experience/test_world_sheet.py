@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dreamgym.experience.world_sheet import (
-    apply_change,
     fact_lines,
     object_kinds,
     relevant_facts,
@@ -48,7 +47,7 @@ sheets = st.lists(facts, unique=True).map(lambda found: WorldSheet(facts=tuple(f
 
 @given(sheets)
 def test_an_empty_change_keeps_the_sheet(sheet: WorldSheet) -> None:
-    assert apply_change(sheet, Change()) == sheet
+    assert sheet.after(Change()) == sheet
 
 
 @pytest.mark.parametrize("odd", ["mug ²", "mug ①", "mug " + "9" * 5_000, "²", ""])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
-import signal
-import subprocess
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -17,17 +16,21 @@ import pytest
 
 import dreamgym as dg
 from dreamgym.cli.learn import suggestions
+from dreamgym.config import Config
 from dreamgym.errors import ConfigError, DataError
-from dreamgym.learning.plan import Plan
+from dreamgym.learning.pipeline import Pipeline
+from dreamgym.learning.plan import Plan, experience_folder
 from dreamgym.learning.stages import Stages
+from dreamgym.training import trainer
 from dreamgym.training.run_dir import CHECKPOINT, RunDir, read_config
-from tests.command import INTERRUPTIBLE, dreamgym
+from tests.command import dreamgym, run_command
+from tests.killable import started
 from tests.learning.lamp import Lamp
 
 LAMP = f"{Path(__file__).parent / 'lamp.py'}:Lamp"
 SMALL = ["--model", "nano", "--scale", "0.01", "--set", "agent.max_tokens=6", "--set", "learner.epochs=1"]
 # A model of a few updates does not stop by itself.
-SMALL += ["--set", "experience.max_tokens=60"]
+SMALL += ["--set", "experience.max_tokens=24"]
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +91,7 @@ def test_every_suggested_command_works(learnt: tuple[Path, dict[str, Any], str])
         assert command in said
         words = command.replace("--real-steps 2000", "--real-steps 4").split()
         more = next((more for start, more in limits.items() if command.startswith(start)), [])
-        played = subprocess.run(
-            [*INTERRUPTIBLE, *words[1:], *more],
-            input="look\nquit\n",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        played = dreamgym(*words[1:], *more, typed="look\nquit\n")
         assert played.returncode == 0, (command, played.stderr[-2000:])
 
 
@@ -121,12 +118,12 @@ def test_traces_alone_are_enough_and_the_evaluation_is_skipped(
 def test_a_quickstart_that_was_killed_resumes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["quickstart", "--scale", "0.01", "--seed", "3", "--out", str(out)]
-    begun = subprocess.Popen([*INTERRUPTIBLE, *words], stderr=subprocess.DEVNULL)
+    begun = started(tmp_path / "errors", run_command, words)
     while not (out / "agent" / "policies").exists():
-        assert begun.poll() is None, "it ended before it could be killed"
+        assert begun.is_alive(), "it ended before it could be killed"
         time.sleep(0.05)
-    begun.send_signal(signal.SIGKILL)
-    begun.wait()
+    begun.kill()
+    begun.join()
     before = json.loads((out / "stages.json").read_text(encoding="utf-8"))["stages"]
     assert set(before) == {"collect", "experience"}
 
@@ -135,6 +132,49 @@ def test_a_quickstart_that_was_killed_resumes(tmp_path: Path) -> None:
     assert done.stderr.count("done before") == 2
     found = json.loads(done.stdout)
     assert found["real_steps"]["collect"] == found["real_steps"]["train"] == 0 < found["synthetic_steps"]
+
+
+async def test_a_quickstart_on_two_cores_may_be_resumed_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    async def train(config: Config, **_: object) -> None:
+        used.append(config.train.workers)
+        raise InterruptedError
+
+    monkeypatch.setattr(trainer, "train", train)
+    experience = str(experience_folder("builtin:textworld"))
+    for cores in ({0, 1}, {0}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: cores)
+        with pytest.raises(InterruptedError):
+            await Pipeline(plan=Plan.load(None, tmp_path, experience=experience)).run()
+    assert used == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("cores", "values", "workers"),
+    [
+        ({0, 1}, {}, 2),
+        (set(range(8)), {}, 2),
+        ({0}, {}, 0),
+        ({0}, {"train": {"workers": 3}}, 3),
+        ({0, 1}, {"train": {"workers": 0}}, 0),
+        ({0, 1}, {"budget": {"tokens": 1000}}, 0),
+        ({0, 1}, {"experience": {"model": "hf:base"}, "agent": {"model": "hf:base"}}, 0),
+    ],
+)
+def test_cooking_games_are_practised_on_two_cores_where_they_are_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: set[int],
+    values: dict[str, Any],
+    workers: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert Pipeline(plan=Plan.load("textworld", tmp_path, values=values))._workers() == workers
 
 
 @pytest.mark.slow
@@ -146,6 +186,7 @@ async def test_an_object_is_learnt_from_a_script(tmp_path: Path) -> None:
         model="nano",
         scale=0.01,
         collect={"episodes": 12, "policy": "random"},
+        experience={"max_tokens": 24},
         agent={"max_tokens": 6},
         train={"steps": 1},
         log=said.append,
@@ -163,7 +204,7 @@ async def test_an_object_is_learnt_from_a_script(tmp_path: Path) -> None:
         ([], "expected an environment (--env)"),
         (["--env", LAMP, "--model", "huge"], "unknown experience.model='huge'"),
         (["--env", LAMP, "--model", "nano", "--lora"], "adapts pretrained weights"),
-        (["--env", LAMP, "--model", "hf:/nowhere"], "expected a folder"),
+        (["--env", LAMP, "--model", "hf:/nowhere"], "expected a directory"),
         (["--env", LAMP, "--set", "train.stepz=3"], "did you mean 'train.steps'"),
         (["--env", LAMP, "--set", "experience.stepz=3"], "did you mean 'experience.steps'"),
         (["--experience", "builtin:textworld", "--set", "experience.steps=3"], "got both"),
@@ -206,7 +247,9 @@ def test_pretrained_weights_get_small_rates_and_the_users_settings_win(tmp_path:
     scratch = Plan.load("textworld", tmp_path).config
     assert scratch.train.warm_start_lr == 5e-4
     assert scratch.agent.model == f"hf:{tmp_path}/experience/model"
-    pretrained = {"experience": {"model": "hf:base"}, "agent": {"model": "hf:base"}}
+    (tmp_path / "base").mkdir()
+    model = {"model": f"hf:{tmp_path}/base"}
+    pretrained = {"experience": model, "agent": model}
     config = Plan.load("textworld", tmp_path, values=pretrained).config
     assert (config.train.warm_start_lr, config.train.warm_start_muon_lr, config.learner.muon_lr) == (
         None,
@@ -249,6 +292,16 @@ def test_finished_stages_are_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was started with seed=1, got 2"):
         Stages(tmp_path, {"seed": 2})
     shutil.rmtree(tmp_path)
+
+
+def test_a_directory_that_was_moved_resumes_and_other_weights_are_still_refused(tmp_path: Path) -> None:
+    def given(out: str, model: str = "experience/model") -> dict[str, Any]:
+        return {"train.out": f"{out}/agent", "agent.model": f"hf:{out}/{model}"}
+
+    Stages(tmp_path, given("/home/me/qs")).finish("train", 1.0, {})
+    assert Stages(tmp_path, given("runs/moved")).done.keys() == {"train"}
+    with pytest.raises(ConfigError, match=r"was started with agent\.model="):
+        Stages(tmp_path, given("runs/moved", "other/model"))
 
 
 def test_settings_may_be_corrected_until_their_stage_has_finished(tmp_path: Path) -> None:

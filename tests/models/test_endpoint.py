@@ -328,6 +328,7 @@ async def test_rejected_fields_are_left_out_from_then_on() -> None:
         b'{"choices": [{"text": "a", "token_ids": ["x"]}]}',
         b'{"choices": [{"text": "a", "logprobs": {"token_logprobs": [NaN]}}]}',
         b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": -1}}',
+        b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1' + b"0" * 400 + b"}}",
         b'{"choices": [{"text": "a"}]',
         b"\xff\xfe",
     ],

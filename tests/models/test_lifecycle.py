@@ -35,11 +35,9 @@ def ask(prompt: str = PROMPT, **settings: Any) -> CompletionRequest:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(5000):
-        if holds():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("waited too long")
+    async with asyncio.timeout(300):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 def check_logprobs(language_model: LocalLanguageModel, completion: Completion) -> None:
@@ -126,9 +124,10 @@ async def test_training_mode_and_gradients_are_left_alone() -> None:
     await language_model.aclose()
 
 
-async def test_a_request_running_goes_on_with_the_new_weights() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_request_running_goes_on_with_the_new_weights(workers: int) -> None:
     model = small_models.model()
-    language_model = opened(model)
+    language_model = opened(model, workers=workers)
     running = asyncio.ensure_future(language_model.complete(ask(max_tokens=600)))
     await until(lambda: language_model.stats.sampled_tokens >= 50)
     with language_model.updating():
@@ -145,7 +144,7 @@ async def test_a_request_running_goes_on_with_the_new_weights() -> None:
     await language_model.aclose()
 
 
-async def play(language_model: LocalLanguageModel, episodes: int = 12, turns: int = 4) -> list[str]:
+async def play(language_model: LocalLanguageModel, episodes: int = 12, turns: int = 3) -> list[str]:
     async def episode(number: int) -> str:
         prompt = f"episode {number}: {PROMPT}"
         for turn in range(turns):
@@ -182,6 +181,38 @@ async def test_two_lanes_say_what_one_says_and_share_the_work() -> None:
     assert one.stats.requests == two.stats.requests == 160
     assert one.stats.reused_tokens == two.stats.reused_tokens > 0
     await asyncio.gather(one.aclose(), two.aclose())
+
+
+async def test_the_event_loop_computes_what_a_thread_computes() -> None:
+    thread, loop = opened(workers=1), opened(workers=0)
+    assert await play(thread) == await play(loop)
+    assert loop.stats.reused_tokens == thread.stats.reused_tokens > 0
+    assert loop._workers[0].executor is None
+    await asyncio.gather(thread.aclose(), loop.aclose())
+
+
+async def test_small_models_have_a_thread_of_their_own_only_where_there_are_several() -> None:
+    allowed, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append([type(worker).__name__ for worker in opened()._workers])
+    finally:
+        torch.set_num_threads(allowed)
+    assert found == [["LoopWorker"], ["Worker", "Worker"]]
+
+
+def test_a_request_that_an_ended_event_loop_left_disturbs_no_later_one() -> None:
+    async def leave(language_model: LocalLanguageModel) -> None:
+        asyncio.ensure_future(language_model.complete(ask(max_tokens=900)))  # noqa: RUF006
+        await until(lambda: language_model.stats.steps > 0)
+
+    language_model = opened(workers=0)
+    asyncio.run(leave(language_model))
+    language_model.forget("none")  # without an event loop
+    assert asyncio.run(language_model.complete(ask())) == asyncio.run(opened(workers=1).complete(ask()))
+    assert language_model.stats.sampled_tokens < 900
+    asyncio.run(language_model.aclose())
 
 
 async def test_a_second_lane_waits_until_the_first_has_enough() -> None:
@@ -223,13 +254,13 @@ async def test_a_forgotten_conversation_frees_its_memory() -> None:
     await language_model.aclose()
 
 
-async def test_a_cancelled_request_disturbs_no_other_request() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_cancelled_request_disturbs_no_other_request(workers: int) -> None:
     calm = opened()
-    expected = [(await calm.complete(ask(seed=seed, max_tokens=100))).token_ids for seed in range(6)]
-    language_model = opened()
-    tasks = [
-        asyncio.ensure_future(language_model.complete(ask(seed=seed, max_tokens=100))) for seed in range(6)
-    ]
+    requests = [ask(seed=seed, max_tokens=60) for seed in range(6)]
+    expected = [each.token_ids for each in await asyncio.gather(*map(calm.complete, requests))]
+    language_model = opened(workers=workers)
+    tasks = [asyncio.ensure_future(language_model.complete(request)) for request in requests]
     impatient = [
         asyncio.ensure_future(language_model.complete(ask(seed=seed, max_tokens=900))) for seed in range(3)
     ]
@@ -245,7 +276,7 @@ async def test_a_cancelled_request_disturbs_no_other_request() -> None:
         await impatient[2]
     await until(lambda: not language_model._workers[0]._working)
     assert language_model._workers[0].scheduler.idle
-    assert language_model.stats.sampled_tokens < 6 * 100 + 3 * 900
+    assert language_model.stats.sampled_tokens < 6 * 60 + 3 * 900
     await asyncio.gather(calm.aclose(), language_model.aclose())
 
 
@@ -315,8 +346,9 @@ async def test_a_batch_that_is_too_much_is_made_smaller() -> None:
     await language_model.aclose()
 
 
-async def test_after_the_end_there_are_only_errors() -> None:
-    language_model = opened()
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_after_the_end_there_are_only_errors(workers: int) -> None:
+    language_model = opened(workers=workers)
     waiting = [asyncio.ensure_future(language_model.complete(ask(max_tokens=900))) for _ in range(3)]
     await until(lambda: language_model.stats.steps > 0)
     await language_model.aclose()
@@ -330,8 +362,9 @@ async def test_after_the_end_there_are_only_errors() -> None:
     await unused.aclose()
 
 
-def test_one_model_serves_one_event_loop_after_another() -> None:
-    language_model = opened()
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_model_serves_one_event_loop_after_another(workers: int) -> None:
+    language_model = opened(workers=workers)
     first = asyncio.run(language_model.complete(ask()))
     second = asyncio.run(language_model.complete(ask()))
     assert first == second
@@ -339,8 +372,8 @@ def test_one_model_serves_one_event_loop_after_another() -> None:
 
 
 async def test_the_event_loop_stays_free_while_the_model_computes() -> None:
-    language_model = opened()
-    running = asyncio.ensure_future(language_model.complete(ask(max_tokens=900)))
+    language_model = opened(workers=1)
+    running = asyncio.ensure_future(language_model.complete(ask(max_tokens=400)))
     ticks = 0
     while not running.done():
         await asyncio.sleep(0.001)

@@ -6,12 +6,15 @@ import asyncio
 import socket
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from dreamgym.agents import LanguageModelPolicy
 from dreamgym.config import AgentConfig, EndpointConfig, load_config
+from dreamgym.data.datasets import builtin_dataset
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.errors import EndpointError
 from dreamgym.models.endpoint.client import Endpoint, EndpointLanguageModel
 from dreamgym.models.registry import LanguageModels
@@ -163,7 +166,7 @@ def walkers(endpoint: Endpoint) -> Callable[[Environment, str, int], LanguageMod
         ["play", "--env", "alfworld", "--trajectories", "builtin:alfworld", "--dream", "NAME"],
         ["evaluate", "NAME", "--env", "textworld", "--episodes", "2"],
         ["collect", "--env", "textworld", "--episodes", "2", "--policy", "NAME", "--out", "FOLDER"],
-        ["train", "--experience", "NAME", "--data", "builtin:alfworld", "--model", "nano", "--out", "FOLDER"],
+        ["train", "--experience", "NAME", "--data", "DATA", "--model", "nano", "--out", "FOLDER"],
     ],
     ids=lambda words: str(words[0]),
 )
@@ -175,7 +178,9 @@ def test_commands_fail_before_they_start_if_the_server_is_not_there(words: list[
         f"endpoints.near.url=http://127.0.0.1:{free_port()}",
         *("--set", "endpoints.near.model=m", "--set", "endpoints.near.start_seconds=0.2"),
     ]
-    given = {"NAME": name, "FOLDER": str(tmp_path / "run")}
+    with TrajectoryWriter(tmp_path / "few") as few:
+        few.append(islice(read_trajectories(builtin_dataset("alfworld")), 4))
+    given = {"NAME": name, "FOLDER": str(tmp_path / "run"), "DATA": str(tmp_path / "few")}
     result = dreamgym(*(given.get(word, word) for word in words), *near)
     assert result.returncode == 7, result.stdout + result.stderr
     assert "in 0.2 s (start_seconds)" in " ".join(result.stderr.split())

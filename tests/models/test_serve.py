@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,11 +16,15 @@ import pytest
 from dreamgym import http_server
 from dreamgym.errors import ConfigError
 from dreamgym.http_server import HttpServer
+from dreamgym.models import tiny
+from dreamgym.models.local.language_model import LocalLanguageModel
 from dreamgym.models.schema_choices import schema_choices
 from dreamgym.models.serve import model_app
+from dreamgym.models.weight_updates import WeightUpdates
 from dreamgym.protocols import LanguageModel
 from dreamgym.testing.scripted import ScriptedLanguageModel
 from dreamgym.types import Completion, CompletionRequest
+from tests.models import small_models
 from tests.models.scripted_endpoint import served
 
 
@@ -196,3 +201,86 @@ async def test_more_connections_than_the_limit_get_status_503(monkeypatch: pytes
             assert reply.status == 503
         for _, writer in idle:
             writer.close()
+
+
+@asynccontextmanager
+async def updatable(key: str = "") -> AsyncIterator[tuple[HttpServer, LocalLanguageModel]]:
+    local = LocalLanguageModel(small_models.model(), small_models.tokenizer())
+    app = model_app("m", plain=local, chat=local, key=key, updates=WeightUpdates(local))
+    try:
+        async with HttpServer(app) as server:
+            yield server, local
+    finally:
+        await local.aclose()
+
+
+async def send(server: HttpServer, path: str, body: Any) -> tuple[int, Any]:
+    return await post(server, body, f"../{path}")
+
+
+async def test_weights_can_be_replaced_only_where_the_owner_allows_it() -> None:
+    async with serving(ScriptedLanguageModel(lambda request: "yes")) as server:
+        for route in ("pause", "collective_rpc", "v1/load_lora_adapter", "update_weight_version"):
+            assert (await send(server, route, {}))[0] == 404
+    async with updatable(key="secret") as (server, _):
+        assert (await send(server, "collective_rpc", {}))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "problem"),
+    [
+        ("collective_rpc", {"method": "shutdown"}, "expected the method reload_weights"),
+        ("collective_rpc", {"method": "reload_weights"}, "expected a directory"),
+        ("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/"}}, "names and shapes"),
+        ("v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/"}, "cannot load"),
+        ("collective_rpc", {"method": ["reload_weights"]}, "method"),
+    ],
+)
+async def test_a_wrong_update_is_status_400_and_changes_nothing(
+    route: str, body: dict[str, Any], problem: str
+) -> None:
+    async with updatable() as (server, _):
+        ask = {"prompt": "You see a fridge 1, a drawer", "max_tokens": 8, "temperature": 0}
+        before = (await post(server, ask))[1]["choices"]
+        status, reply = await send(server, route, body)
+        assert status == 400
+        assert problem in reply["error"]["message"]
+        assert (await post(server, ask))[1]["choices"] == before
+
+
+async def test_a_paused_server_answers_after_it_resumes_with_its_new_weights(tmp_path: Path) -> None:
+    other = small_models.model(seed=1)
+    tiny.save(other, small_models.tokenizer(), tmp_path / "other")
+    ask = {
+        "prompt": "You see a fridge 1, a drawer",
+        "max_tokens": 8,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    async with updatable() as (server, _):
+        await send(server, "pause", {})
+        waiting = asyncio.create_task(post(server, ask))
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "other")}}
+        assert (await send(server, "collective_rpc", reload))[0] == 200
+        await send(server, "update_weight_version", {"new_version": "v1"})
+        assert not waiting.done()
+        await send(server, "resume", {})
+        choice = (await waiting)[1]["choices"][0]
+        async with aiohttp.ClientSession() as session, session.get(f"{server.url}/weight_info") as reply:
+            assert (await reply.json())["weight_version"] == "v1"
+    assert choice["token_ids"] == small_models.generated(other, choice["prompt_token_ids"], 8)
+
+
+async def test_weights_change_while_no_request_runs(tmp_path: Path) -> None:
+    tiny.save(small_models.model(seed=1), small_models.tokenizer(), tmp_path / "other")
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "other")}}
+    local = LocalLanguageModel(small_models.model(), small_models.tokenizer())
+    updates = WeightUpdates(local)
+    async with updates.request():
+        change = asyncio.create_task(updates.answer("/collective_rpc", json.dumps(reload).encode()))
+        await asyncio.wait({change}, timeout=0.5)
+        assert not change.done(), "a reply would begin with old weights and end with new ones"
+    assert (await change)["success"]
+    async with asyncio.timeout(10), updates.request():
+        pass
+    await local.aclose()

@@ -87,7 +87,7 @@ def like_sentencepiece() -> Any:
     )
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     core.decoder = decoders.Metaspace(prepend_scheme="always")
-    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<unk>")  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<unk>")
 
 
 def test_no_space_is_inserted_where_a_conversation_continues() -> None:

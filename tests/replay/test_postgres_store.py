@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import numpy as np
 import psycopg
@@ -56,6 +60,59 @@ async def test_a_lost_connection_is_made_again(new_schema: NewSchema) -> None:
             assert sum(results) == 20
             assert len(await buffer.known([episode(number * 10).id])) == 1
         assert buffer.stats().rows == 44
+
+
+@contextlib.asynccontextmanager
+async def without_acknowledgement(socket: Path) -> AsyncIterator[tuple[Path, list[bytes]]]:
+    """The folder of a socket that passes everything on, but for one answer to a COMMIT: the server has
+    committed, and the connection is closed instead. The list has the answer; clear it to lose another."""
+    folder, lost = Path(tempfile.mkdtemp(prefix="pg")), list[bytes]()
+
+    async def passed(client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, server = await asyncio.open_unix_connection(socket)
+        commits = asyncio.Event()
+
+        async def requests() -> None:
+            while data := await client.read(65536):
+                if b"COMMIT" in data and not lost:
+                    commits.set()
+                server.write(data)
+            server.close()
+
+        task = asyncio.create_task(requests())
+        while data := await answers.read(65536):
+            if commits.is_set() and b"COMMIT" in data:
+                lost.append(data)
+                break
+            writer.write(data)
+        task.cancel()
+        writer.close()
+
+    proxy = await asyncio.start_unix_server(passed, folder / socket.name)
+    try:
+        yield folder, lost
+    finally:
+        proxy.close()
+        shutil.rmtree(folder)
+
+
+async def test_an_append_whose_acknowledgement_is_lost_is_stored_once(
+    postgres: str, new_schema: NewSchema
+) -> None:
+    socket = Path(postgres.partition("host=")[2]) / ".s.PGSQL.5432"
+    address = new_schema()
+    with ReplayBuffer.open(address) as witness:
+        async with without_acknowledgement(socket) as (folder, lost):
+            buffer = await asyncio.to_thread(
+                ReplayBuffer.open, address.replace(str(socket.parent), str(folder)), create=False
+            )
+            assert lost, "also the opening was tried again"
+            lost.clear()
+            assert await buffer.add(episode(1)) == 0, "the second attempt finds the rows of the first"
+            assert lost
+            await asyncio.to_thread(buffer.close)
+        assert witness.stats().rows == 4
+        assert await witness.known([episode(1).id]) == {episode(1).id: {0, 1, 2, 3}}
 
 
 def test_a_password_appears_in_no_message() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.data.trajectories import TrajectoryWriter
+from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.errors import DataError, StoreError
 from dreamgym.evaluation.audit import FOLDER
 from dreamgym.report import live as live_module
@@ -24,6 +24,7 @@ from dreamgym.report.headline import headlines, settings_sheet
 from dreamgym.report.live import LiveReport, open_server
 from dreamgym.report.page import page
 from dreamgym.report.run_reader import find_runs, read_run
+from dreamgym.report.tables import evaluation_sheet
 from dreamgym.report.write import write_report
 from dreamgym.types import Provenance, Trajectory
 from tests.report.browser import Page, find_browser, open_page
@@ -58,7 +59,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(folder / "evaluations")
     stages = {"collect": {"real_steps": 4000, "seconds": 30.0}, "experience": {"seconds": 100.0}}
     (out / "stages.json").write_text(json.dumps({"given": {}, "stages": stages}), encoding="utf-8")
-    config = {"seed": 7, "environment": {"name": "alfworld"}, "train": {"group_size": 4, "out": "x"}}
+    config = {
+        "seed": 7,
+        "environment": {"name": "alfworld"},
+        "train": {"group_size": 4, "out": "x", "policy_servers": []},
+    }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with TrajectoryWriter(folder / FOLDER) as writer:  # reality does what it did when it was recorded
         writer.append(
@@ -91,8 +96,9 @@ def test_a_headline_tells_what_was_trained_how_it_went_and_what_all_stages_took(
     assert found.difference == "+50.0 points [+10.0, +80.0], paired over 6 episodes"
     assert found.verdict == "Training in the dream improved the agent in reality."
     facts = dict(found.facts)
-    expected = "5,000 (recording 4,000, training 0, evaluation 900, evaluation afterwards 100)"
-    assert facts["Real steps"] == expected
+    audited = sum(map(len, read_trajectories(run / FOLDER)))
+    stages = "recording 4,000, training 0, evaluation 900, evaluation afterwards 100"
+    assert facts["Real steps"] == f"{5_000 + audited:,} ({stages}, audit afterwards {audited})"
     assert facts["Synthetic steps"] == "600 (training 600)"
     assert facts["Dream against reality"].endswith("-33.3 points. The dream is not like reality: audit it.")
     assert facts["Audit"] == "6 of 6 dreamt successes that were replayed are real."
@@ -114,6 +120,21 @@ def test_the_verdict_follows_from_the_interval(
     assert verdict in found.verdict
 
 
+def test_a_comparison_with_another_run_is_in_the_table_and_not_in_the_headline(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "agent"))
+    stored = json.loads((copy / "evaluations" / "test.json").read_text(encoding="utf-8"))
+    stored["other"] |= {"policy": "/elsewhere/grpo@9", "success": share(6, 6)}
+    stored["comparison"] |= {"against": "/elsewhere/grpo@9", "difference": {"value": -0.1, "count": 6}}
+    (copy / "evaluations" / "with-other.json").write_text(json.dumps(stored), encoding="utf-8")
+    found = read_run("agent", copy, episodes=0)
+    assert headlines([found])[0].difference.startswith("+50.0 points")
+    cells = [row[1] for row in evaluation_sheet([found]).rows]
+    assert f"agent@{STEPS}" in cells
+    assert f"difference, paired: agent@{STEPS} − grpo@9" in cells
+
+
 def test_a_run_that_was_not_evaluated_says_how_to(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "agent"))
     shutil.rmtree(copy / "evaluations")
@@ -125,17 +146,20 @@ def test_a_run_that_was_not_evaluated_says_how_to(run: Path, tmp_path: Path) -> 
     assert found.after == ""
 
 
-def test_the_main_chart_has_the_real_evaluations_at_their_steps(run: Path) -> None:
-    text = page([read_run("agent", run, episodes=0)])
-    assert "agent, real evaluation: 33.3% [28.3%, 38.3%] at 0" in text
-    assert f"agent, real evaluation: 83.3% [78.3%, 88.3%] at {STEPS}" in text
+def test_the_main_chart_has_the_real_evaluations_at_their_steps_also_of_a_moved_run(
+    run: Path, tmp_path: Path
+) -> None:
+    for path in (run, shutil.copytree(run, tmp_path / "moved")):
+        text = page([read_run("agent", path, episodes=0)])
+        assert "agent, real evaluation: 33.3% [28.3%, 38.3%] at 0" in text
+        assert f"agent, real evaluation: 83.3% [78.3%, 88.3%] at {STEPS}" in text
 
 
 def test_settings_that_differ_stand_side_by_side_and_of_one_run_those_that_were_chosen(
     run: Path, tmp_path: Path
 ) -> None:
     one = read_run("one", run, episodes=0)
-    assert ("train.group_size", "4", "8") in settings_sheet([one]).rows
+    assert [row[0] for row in settings_sheet([one]).rows] == ["seed", "train.group_size"]
     other = Path(shutil.copytree(run, tmp_path / "other"))
     config = json.loads((other / "config.json").read_text(encoding="utf-8"))
     config["train"] |= {"group_size": 16, "out": "elsewhere"}

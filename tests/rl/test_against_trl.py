@@ -163,7 +163,7 @@ def test_loss_and_gradient_are_those_of_trl(
     same(gradients(model), gradients(theirs.model))
 
 
-class Watch(TrainerCallback):
+class Watch(TrainerCallback):  # type: ignore[misc]
     """Looks at the gradients of TRL's trainer in the moment before they are applied."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ async def representable_rollouts() -> list[RolloutGroup]:
         return True
 
     for step in range(50):
-        groups = await recorded(TALKING, step=step)
+        groups = await recorded(TALKING, step=step, size=4)
         if all(map(representable, groups)):
             return groups
     raise AssertionError("no rollouts without a replaced token")

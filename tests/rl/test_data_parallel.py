@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,6 +15,8 @@ import torch
 
 from dreamgym.config import LearnerConfig
 from dreamgym.errors import GradientsFailedError
+from dreamgym.experience.dataset import Example
+from dreamgym.models.local.tokens import TextCodec
 from dreamgym.rl import data_parallel
 from dreamgym.rl.data_parallel import GradientProcesses
 from dreamgym.rl.dpo import DPO, preference_pairs
@@ -22,9 +25,12 @@ from dreamgym.rl.grpo import GRPO
 from dreamgym.rl.optimizers import TrainableModel
 from dreamgym.rl.ppo import PPO
 from dreamgym.rl.sft import SFT
+from dreamgym.training.fine_tuning import FineTuning
+from dreamgym.training.model_setup import LoadedModel
 from dreamgym.types import RolloutGroup
 from tests.invariants.test_learners import WANDERING, Gradients, recorded
-from tests.rl.echo_environment import after, nano_model
+from tests.processes import with_word
+from tests.rl.echo_environment import TOKENIZER, WORDS, after, nano_model
 from tests.rl.test_sft_dpo import episodes, next_word
 
 Step = Callable[[], dict[str, Any]]
@@ -34,12 +40,13 @@ KEPT: list[Step] = []
 
 def processes() -> list[psutil.Process]:
     """Of this test that compute gradients."""
-    found = psutil.Process().children()
-    return [each for each in found if data_parallel.__name__ in each.cmdline()]
+    return with_word(psutil.Process().children(), data_parallel.__name__)
 
 
 async def step_of(name: str, agent: TrainableModel, count: int) -> Step:
     """An update by this learner."""
+    if name == "fine-tuning":
+        return fine_tuning(agent, count)
     config = LearnerConfig(processes=count, max_grad_norm=1e9, kl_coef=0.1, entropy_coef=0.01)
     if name in ("sft", "dpo"):
         shown, mistakes = await episodes(str), await episodes(next_word)
@@ -51,8 +58,39 @@ async def step_of(name: str, agent: TrainableModel, count: int) -> Step:
     return lambda: learner.update(groups)
 
 
-async def test_two_processes_have_the_gradients_of_one() -> None:
-    for name in ("sft", "grpo", "ppo", "dpo"):
+def fine_tuning(agent: TrainableModel, count: int) -> Step:
+    """An update of an experience model."""
+    loaded = LoadedModel(
+        model=agent.model,
+        tokenizer=TOKENIZER,
+        sft_rates={"learning_rate": 1e-3, "muon_lr": 0.02},
+        precision="fp32",
+        updating=agent.updating,
+    )
+    examples = [
+        Example(prompt=f"state: {word} action: ", reply=next_word(word), trajectory_id=word, position=0)
+        for word in WORDS
+    ]
+    run = FineTuning(
+        *(loaded, TextCodec(TOKENIZER), examples, []), folder=Path(), steps=9, batch_size=4, processes=count
+    )
+
+    def step() -> dict[str, Any]:
+        run._step()
+        return {"loss": run.progress.loss}
+
+    return step
+
+
+async def test_two_processes_have_the_gradients_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, add = list[int](), GradientProcesses.add
+
+    def counted(self: GradientProcesses, parts: Any, loss_of: Any) -> dict[str, float]:
+        shared.append(len(parts))
+        return add(self, parts, loss_of)
+
+    monkeypatch.setattr(GradientProcesses, "add", counted)
+    for name in ("sft", "grpo", "ppo", "dpo", "fine-tuning"):
         watches, metrics = [], []
         for count in (1, 2):
             model = nano_model()
@@ -67,6 +105,7 @@ async def test_two_processes_have_the_gradients_of_one() -> None:
         for parameter, gradient in alone.items():
             torch.testing.assert_close(together[parameter], gradient, atol=1e-6 * largest, rtol=1e-6)
         assert metrics[1] == pytest.approx(metrics[0], rel=1e-5, abs=1e-6)
+        assert shared.pop() > 1, "both processes had a part"
 
 
 def learner(count: int) -> GRPO:

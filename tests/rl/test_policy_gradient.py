@@ -18,12 +18,21 @@ from dreamgym.rl.ppo import PPO
 from dreamgym.types import Outcome, Provenance, RolloutGroup, State, Task, Trajectory, Transition
 from tests.rl.echo_environment import TOKENIZER, after, nano_model, play
 
+_PAIRS: list[RolloutGroup] = []
+
 
 async def groups_of(model: Any, size: int = 8) -> list[RolloutGroup]:
     language_model = LocalLanguageModel(model, TOKENIZER)
     groups = await play(language_model, size=size)
     await language_model.aclose()
     return groups
+
+
+async def pairs() -> list[RolloutGroup]:
+    """Two episodes of each task by a model that has learnt nothing. Played once: nothing changes them."""
+    if not _PAIRS:
+        _PAIRS.extend(await groups_of(nano_model(), 2))
+    return _PAIRS
 
 
 def rewarded(group: RolloutGroup, *rewards: float) -> RolloutGroup:
@@ -47,7 +56,7 @@ def weights(model: Any) -> torch.Tensor:
 
 async def test_a_group_of_equal_returns_changes_nothing() -> None:
     model = nano_model()
-    groups = [rewarded(group, 1.0, 1.0) for group in await groups_of(model, 2)]
+    groups = [rewarded(group, 1.0, 1.0) for group in await pairs()]
     before = weights(model)
     found = GRPO(TrainableModel(model)).update(groups)
     assert torch.equal(weights(model), before)
@@ -55,7 +64,7 @@ async def test_a_group_of_equal_returns_changes_nothing() -> None:
 
 
 async def test_only_groups_with_different_returns_are_computed() -> None:
-    first, *others = await groups_of(nano_model(), 2)
+    first, *others = await pairs()
     groups = [rewarded(first, 1.0, 0.0), *(rewarded(group, 0.0, 0.0) for group in others)]
     learner: Learner = GRPO(TrainableModel(nano_model()))
     assert learner.update(groups)["turns"] == 2
@@ -86,7 +95,7 @@ def test_a_discounted_success_is_worth_more_the_sooner_it_comes() -> None:
 
 async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None:
     model = nano_model()
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(model, 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await pairs()]
     chosen = different_actions(groups)
     learner = GRPO(TrainableModel(model), learning_rate=3e-3, epochs=3)
     for _ in range(10):
@@ -98,7 +107,7 @@ async def test_what_succeeded_becomes_likelier_and_what_failed_less_so() -> None
 
 
 async def test_a_learner_from_gains_alone_does_not_even_read_what_failed() -> None:
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await pairs()]
     one, other = nano_model(), nano_model()
     found = GRPO(TrainableModel(one), negative_advantage_weight=0.0).update(groups)
     assert found["turns"] == len(groups)
@@ -115,7 +124,7 @@ async def test_a_learner_from_gains_alone_does_not_even_read_what_failed() -> No
 
 
 async def test_the_rate_rises_over_the_first_updates() -> None:
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await pairs()]
     moves = []
     for warmup in (0, 10):
         model = nano_model()
@@ -137,7 +146,7 @@ def refused(group: RolloutGroup, member: int) -> RolloutGroup:
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 async def test_a_refused_turn_becomes_unlikely_even_in_an_episode_that_succeeded(algorithm: str) -> None:
     model = nano_model()
-    groups = [refused(rewarded(group, 1.0, 0.0), 0) for group in await groups_of(model, 2)]
+    groups = [refused(rewarded(group, 1.0, 0.0), 0) for group in await pairs()]
     chosen = different_actions(groups)
     assert chosen
     settings: dict[str, Any] = {
@@ -159,7 +168,7 @@ async def test_a_refused_turn_becomes_unlikely_even_in_an_episode_that_succeeded
 
 
 async def test_a_penalty_on_every_turn_changes_nothing() -> None:
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await pairs()]
     everybody = [refused(refused(group, 0), 1) for group in groups]
     moved = []
     for penalty in (0.0, 5.0):
@@ -171,7 +180,7 @@ async def test_a_penalty_on_every_turn_changes_nothing() -> None:
 
 async def test_the_kl_term_holds_the_policy_back() -> None:
     moved = {}
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await pairs()]
     for kl in (1e-9, 10.0):
         model = nano_model()
         learner = GRPO(TrainableModel(model), kl_coef=kl, learning_rate=3e-3)
@@ -180,7 +189,7 @@ async def test_the_kl_term_holds_the_policy_back() -> None:
 
 
 async def test_minibatches_and_epochs_make_that_many_updates_and_importance_ratios_notice() -> None:
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await pairs()]
     learner = GRPO(TrainableModel(nano_model()), epochs=3, minibatch_size=4, learning_rate=3e-3)
     found = learner.update(groups)
     assert found["updates"] == learner.updates == 6
@@ -188,15 +197,15 @@ async def test_minibatches_and_epochs_make_that_many_updates_and_importance_rati
 
 
 async def test_ppo_reports_its_value_loss_and_learns_the_value_of_what_it_does() -> None:
-    groups = [rewarded(group, 0.25, 0.25) for group in await groups_of(nano_model(), 2)]
+    groups = [rewarded(group, 0.25, 0.25) for group in await pairs()]
     learner = PPO(TrainableModel(nano_model()), next_prompt=after(), learning_rate=3e-3, value_clip=None)
-    found = [learner.update(groups) for _ in range(60)]
+    found = [learner.update(groups) for _ in range(40)]
     assert found[-1]["value_loss"] < found[0]["value_loss"] / 10
     assert abs(found[-1]["value_mean"] - 0.25) < 0.1
 
 
 async def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
-    groups = [rewarded(group, float("inf"), 0.0) for group in await groups_of(nano_model(), 2)]
+    groups = [rewarded(group, float("inf"), 0.0) for group in await pairs()]
     model = nano_model()
     before = weights(model)
     found = PPO(TrainableModel(model), next_prompt=after()).update(groups)
@@ -238,7 +247,7 @@ def test_a_state_of_other_settings_or_of_another_model_is_refused() -> None:
 async def test_adapters_learn_while_the_weights_below_them_stay(algorithm: str) -> None:
     import peft
 
-    groups = [rewarded(group, 1.0, 0.0) for group in await groups_of(nano_model(), 2)]
+    groups = [rewarded(group, 1.0, 0.0) for group in await pairs()]
     settings: dict[str, Any] = {"learning_rate": 3e-3, "epochs": 2}
     low_rank = peft.LoraConfig(r=4, target_modules=["w1", "w2", "w3"], init_lora_weights=True)
     model = peft.get_peft_model(nano_model(), low_rank)

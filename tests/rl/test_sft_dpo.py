@@ -70,7 +70,7 @@ async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
     learner = SFT(
         TrainableModel(model),
         await episodes(str),
-        steps=60,
+        steps=40,
         batch_size=4,
         learning_rate=1e-2,
         warmup_steps=5,
@@ -86,7 +86,7 @@ async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
 @pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "as they are"])
 async def test_one_word_is_enough_to_learn_copying_if_names_are_exchanged(exchanged: bool) -> None:
     names = [TOKENIZER.get_vocab()[f"Ġ{word}"] for word in WORDS]
-    settings: dict[str, Any] = {"steps": 120, "batch_size": 4, "learning_rate": 1e-2, "warmup_steps": 5}
+    settings: dict[str, Any] = {"steps": 80, "batch_size": 4, "learning_rate": 1e-2, "warmup_steps": 5}
     model, shown = nano_model(), (await episodes(str))[:1]
     learner = SFT(TrainableModel(model), shown, exchangeable=[names] if exchanged else [], **settings)
     while not learner.done:
@@ -98,7 +98,7 @@ def test_names_are_exchanged_within_their_group_alone() -> None:
     data = pack_replies([([11, 9, 1, 5, 10], [1, 5])])
     groups = (range(1, 4), range(4, 9), [9])
     sft = SFT(TrainableModel(nano_model()), data, exchangeable=groups)
-    drawn = [sft._sequences(place, 0)[0] for place in range(200)]
+    drawn = [sft._sequences(place, 0)[0] for place in range(100)]
     assert all(sequence.tokens[:2] == [11, 9] for sequence in drawn)
     assert {sequence.tokens[2] for sequence in drawn} == {1, 2, 3}
     assert {sequence.tokens[3] for sequence in drawn} == {4, 5, 6, 7, 8}
@@ -112,7 +112,7 @@ async def test_masked_mistakes_are_context_and_not_imitated(masked: bool) -> Non
     learner = SFT(
         TrainableModel(model),
         [*right, *wrong],
-        steps=60,
+        steps=40,
         batch_size=8,
         learning_rate=1e-2,
         warmup_steps=5,
@@ -148,7 +148,7 @@ async def test_the_preferred_of_two_becomes_the_likelier() -> None:
     model = nano_model()
     pairs = preference_pairs([*await episodes(str), *await episodes(next_word)])
     assert len(pairs) == 4
-    learner = DPO(TrainableModel(model), pairs, steps=40, batch_size=4, learning_rate=3e-3)
+    learner = DPO(TrainableModel(model), pairs, steps=30, batch_size=4, learning_rate=4e-3)
     found = []
     while not learner.done:
         found.append(learner.step())

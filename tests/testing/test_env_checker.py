@@ -257,6 +257,27 @@ async def test_an_expert_with_an_inadmissible_action_fails_the_check() -> None:
     assert "'ask someone else'" in finding.detail
 
 
+class Impatient(Corridor):
+    """Its limit of steps terminates."""
+
+    taken = 0
+
+    async def step(self, action: str) -> Outcome:
+        outcome = await super().step(action)
+        self.taken += 1
+        if self.taken < 4 or outcome.over:
+            return outcome
+        self._phase = "over"
+        return replace(outcome, terminated=True)
+
+
+async def test_a_limit_of_steps_that_terminates_is_explained() -> None:
+    report = await checked(Corridors(Impatient))
+    finding = next(check for check in report.checks if check.name == HOSTILE)
+    assert finding.status == "fail"
+    assert "if that is a limit of steps, set horizon or truncated" in finding.detail
+
+
 class Restless(CorridorFactory):
     async def tasks(self, split: str, count: int | None = None, *, seed: int = 0) -> Sequence[Task]:
         return await super().tasks(split, count, seed=random.randrange(2**32))

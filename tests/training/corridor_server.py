@@ -1,13 +1,10 @@
-"""An OpenAI-compatible server, in a process of its own, that plays corridors: going east wins, no more.
-
-python corridor_server.py PORT
-"""
+"""An OpenAI-compatible server, in a process of its own, that plays corridors: going east wins, no more."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
+from multiprocessing.connection import Connection
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -29,12 +26,13 @@ async def answer(request: Request) -> Response:
     )
 
 
-async def serve(port: int) -> None:
+async def serve(port: int, report: Connection) -> None:
     server = HandlerServer(answer)
     await server.start(port=port)
-    print(server.url, flush=True)
+    report.send(server.url)
     await asyncio.Event().wait()
 
 
-if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+def in_a_process(port: int, report: Connection) -> None:
+    """Its whole life; it reports its address."""
+    asyncio.run(serve(port, report))

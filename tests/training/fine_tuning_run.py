@@ -53,7 +53,7 @@ def fine_tuning(
     """A run that is trained on the first `known` examples and validated on all."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = LlamaForCausalLM(  # type: ignore[no-untyped-call]
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import hashlib
 import json
+import shutil
 import string
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,28 +25,43 @@ from dreamgym.experience.annotate import PlainAnnotator
 from dreamgym.models.tiny import make_model, make_tokenizer
 from dreamgym.protocols import Environment
 from dreamgym.replay.buffer import ReplayBuffer
-from dreamgym.training.audits import LOG, AuditLog, Audits
+from dreamgym.training.audits import LOG, AuditLog, Audits, replay
 from dreamgym.training.experience import fine_tune
 from dreamgym.training.experience_loading import OWN_BUFFER, load_experience_model
 from dreamgym.training.experience_run import ExperienceRun
-from dreamgym.training.experience_update import FORGOTTEN, UPDATES, VERSIONS, ExperienceUpdater
+from dreamgym.training.experience_update import FORGOTTEN, UPDATES, ExperienceUpdater
+from dreamgym.training.experience_versions import VERSIONS, ExperienceVersions
 from dreamgym.training.metrics import read_metrics
 from dreamgym.training.run_dir import METRICS, RunDir
 from dreamgym.training.settings_check import check
 from dreamgym.training.trainer import train
 from dreamgym.types import Outcome, Prediction, RolloutGroup, State, Task, Trajectory, Transition, WorldSheet
-from tests.training.training_run import FACTORY, CorridorDream, record, settings
+from tests.training.training_run import FACTORY, CorridorDream, record, run, settings
 
 SHORT = (
-    *("train.mode=dream", "train.gate=off", "train.monitors=off", "train.warm_start_steps=80"),
+    *("train.mode=dream", "train.gate=off", "train.monitors=off", "train.warm_start_steps=60"),
     *("train.steps=4", "train.tasks_per_step=4", "train.audit_every=2", "train.audit_steps=30"),
 )
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recorded corridors, and a run whose warm start is behind it."""
+    home = tmp_path_factory.mktemp("audits")
+    asyncio.run(record(home / "offline"))
+    asyncio.run(run(settings(home / "begun", *SHORT, "train.steps=0")))
+    return home
+
+
 @pytest.fixture
-async def folder(tmp_path: Path) -> Path:
-    await record(tmp_path / "offline")
-    return tmp_path / "runs"
+def folder(home: Path, request: pytest.FixtureRequest) -> Path:
+    return begun(home / f"{request.node.name}")
+
+
+def begun(folder: Path) -> Path:
+    for part in ("base", "policies"):
+        shutil.copytree(folder.parent / "begun" / "run" / part, folder / "run" / part)
+    return folder
 
 
 class Eastward(CorridorDream):
@@ -116,12 +134,14 @@ class Dying(FactoryWrapper):
         return inner
 
 
-@pytest.mark.parametrize("after", [1, 9])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.exhaustive), 9])
 async def test_an_interrupted_audit_is_finished_later_and_no_real_step_is_lost_or_counted_twice(
     folder: Path, after: int
 ) -> None:
     whole = settings(folder.with_name("whole"), *SHORT)
-    await train(whole, real=FACTORY, experience_model=Eastward())
+    if not whole.train.out.exists():
+        begun(whole.train.out.parent)
+        await train(whole, real=FACTORY, experience_model=Eastward())
     real = Dying(after)
     with pytest.raises(RuntimeError, match="switched off"):
         await train(settings(folder, *SHORT), real=real, experience_model=Eastward())
@@ -174,13 +194,19 @@ class Audited:
         """As a run begins or resumes: the language model behind the experience model, and its audits."""
         with ReplayBuffer.open(self.home / OWN_BUFFER, read_only=True) as buffer:
             model: Any = load_experience_model(self.home, retriever=buffer, cached_replies=100).model
-            updater = ExperienceUpdater(
-                model, ExperienceRun.read(self.home), PlainAnnotator(), buffer, self.recorded, self.run_dir
-            )
+            versions = ExperienceVersions(model, ExperienceRun.read(self.home), self.run_dir)
+            updater = ExperienceUpdater(versions, PlainAnnotator(), buffer, self.recorded)
             log = AuditLog(self.run_dir.path / LOG)
             yield (
                 model.language_model,
-                Audits(FACTORY, log, every=1, steps=100, recorded=self.recorded, updater=updater),
+                Audits(
+                    functools.partial(replay, FACTORY),
+                    log,
+                    every=1,
+                    steps=100,
+                    recorded=self.recorded,
+                    updater=updater,
+                ),
             )
             log.close()
             await model.language_model.aclose()
@@ -193,8 +219,20 @@ class Audited:
         return found
 
 
+@pytest.fixture
+def case(fine_tuned: Path, home: Path, tmp_path: Path) -> Audited:
+    """Of one experience model for several tests: an audit changes nothing in its directory."""
+    return Audited(fine_tuned, list(read_trajectories(home / "offline")), RunDir(tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(home: Path) -> Path:
+    return asyncio.run(audited(home)).home
+
+
 async def audited(folder: Path, **experience: Any) -> Audited:
-    await record(folder / "offline")
+    if not (folder / "offline").exists():
+        await record(folder / "offline")
     recorded = list(read_trajectories(folder / "offline"))
     chosen = {"model": "nano", "steps": 60, "batch": 8, "vocabulary": 400, "validation": 0.2} | experience
     config = Config.model_validate({"environment": {"name": "corridor"}, "experience": chosen})
@@ -210,8 +248,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-async def test_the_experience_model_learns_from_an_audit_and_its_run_stays_as_it_was(tmp_path: Path) -> None:
-    case = await audited(tmp_path)
+async def test_the_experience_model_learns_from_an_audit_and_its_run_stays_as_it_was(case: Audited) -> None:
     before = contents(case.home)
     async with case.opened() as (model, audits):
         original = weights(model)
@@ -229,8 +266,7 @@ async def test_the_experience_model_learns_from_an_audit_and_its_run_stays_as_it
     assert contents(case.home) == before
 
 
-async def test_an_update_is_compared_with_the_original_version_also_after_a_resume(tmp_path: Path) -> None:
-    case = await audited(tmp_path)
+async def test_an_update_is_compared_with_the_original_version_also_after_a_resume(case: Audited) -> None:
     async with case.opened() as (model, audits):
         first = await case.audit(audits, 1)
         assert first["agreement_before"] == first["agreement_original"] > 0
@@ -301,7 +337,7 @@ class Tempting(CorridorDream):
 
 async def test_an_exploited_dream_stops_the_run_and_the_policy_before_it_is_selected(folder: Path) -> None:
     words = (
-        *("train.mode=dream", "train.gate=off", "train.warm_start_steps=80", "train.steps=40"),
+        *("train.mode=dream", "train.gate=off", "train.warm_start_steps=60", "train.steps=40"),
         *("train.tasks_per_step=4", "train.monitor_patience=2", "train.save_policy_every=1"),
         *("learner.learning_rate=0.003", "learner.epochs=2"),
     )

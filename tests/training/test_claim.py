@@ -76,6 +76,14 @@ def test_the_command_line_understands_the_commands(method: str) -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_our_own_catalogue_is_played_also_where_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBSHOP_DATA", "catalogue")
+    own, given = (Cell(env=env, method="sft", seed=0) for env in ("webshop", "webshop-1000"))
+    assert "WEBSHOP_DATA" not in own.variables
+    assert given.variables["WEBSHOP_DATA"] == "catalogue"
+    assert own.environment == given.environment == "webshop"
+
+
 def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(claim, "DREAMGYM", (sys.executable, "-c", code))
 

@@ -18,7 +18,7 @@ from dreamgym.training.trainer import train
 from dreamgym.types import Trajectory
 from tests.training.training_run import FACTORY, record, settings
 
-DPO = ("learner.algorithm=dpo", "train.mode=dream", "train.steps=6", "train.warm_start_steps=20")
+DPO = ("learner.algorithm=dpo", "train.mode=dream", "train.steps=4", "train.warm_start_steps=10")
 
 
 async def record_failures(folder: Path) -> None:
@@ -42,24 +42,24 @@ async def test_pairs_of_one_task_are_trained_on_without_rollouts(tmp_path: Path)
     await record_failures(tmp_path / "offline")
     config = settings(tmp_path / "whole", *DPO)
     summary = await train(config)
-    assert summary["steps"] == summary["policy"] == 6
+    assert summary["steps"] == summary["policy"] == 4
     assert "real_steps" not in summary["spent"]
     rows = [json.loads(line) for line in (config.train.out / "metrics.jsonl").read_text().splitlines()]
     updates = [row for row in rows if row["kind"] == "dpo"]
-    assert [row["step"] for row in updates] == list(range(1, 7))
+    assert [row["step"] for row in updates] == list(range(1, 5))
     assert updates[-1]["loss"] < updates[0]["loss"]
     assert updates[-1]["accuracy"] > 0.5
 
     stopped = settings(tmp_path / "stopped", *DPO)
 
     def stop(event: object) -> None:
-        if getattr(event, "stage", "") == "dpo" and getattr(event, "done", 0) == 3:
+        if getattr(event, "stage", "") == "dpo" and getattr(event, "done", 0) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         await train(stopped, on_progress=stop)
     await train(stopped)
-    mine, theirs = (RunDir(each.train.out).policy_weights(6) for each in (config, stopped))
+    mine, theirs = (RunDir(each.train.out).policy_weights(4) for each in (config, stopped))
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -29,7 +28,9 @@ from dreamgym.training.metrics import read_metrics
 from dreamgym.training.progress import Progress
 from dreamgym.training.run_dir import RunDir
 from dreamgym.training.trainer import train
-from tests.training import corridor_server, training_run
+from tests.killable import started
+from tests.processes import with_word
+from tests.training import corridor_server, small_disk
 from tests.training.training_run import record, run, settings
 
 SHORT = ("train.mode=dream", "train.warm_start_steps=40", "train.checkpoint_every=3", "train.gate=off")
@@ -69,31 +70,30 @@ def same_weights(one: Path, other: Path, step: int) -> None:
 class Server:
     """The experience model's, which may be killed and started again at the same address."""
 
-    def __init__(self) -> None:
-        self._process = self._start(0)
-        assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().strip()
+    def __init__(self, errors: Path) -> None:
+        self._errors = errors
+        self._start(0)
 
-    def _start(self, port: int) -> subprocess.Popen[str]:
-        command = [sys.executable, corridor_server.__file__, str(port)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def _start(self, port: int) -> None:
+        found, report = multiprocessing.Pipe(duplex=False)
+        self._process = started(self._errors, corridor_server.in_a_process, port, report)
+        report.close()  # so that reading ends when the process does
+        self.url: str = found.recv()
 
     def kill(self) -> None:
         """Also if it is gone already."""
         self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._process.join()
 
     def start_again(self) -> None:
-        self._process = self._start(int(self.url.rsplit(":", 1)[1]))
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().strip() == self.url
+        url = self.url
+        self._start(int(url.rsplit(":", 1)[1]))
+        assert self.url == url
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "errors")
     yield server
     server.kill()
 
@@ -138,9 +138,7 @@ async def test_an_experience_model_whose_server_is_killed_stops_the_run_and_its_
 def engines() -> list[psutil.Process]:
     """The processes of running episodes: children of the fork server. A database server that other tests
     have started is a child of this process too, and none of their business."""
-    hosts = [
-        child for child in psutil.Process().children() if "dreamgym.envs.process_worker" in child.cmdline()
-    ]
+    hosts = with_word(psutil.Process().children(), "dreamgym.envs.process_worker")
     return [engine for host in hosts for engine in host.children()]
 
 
@@ -176,7 +174,7 @@ def household(folder: Path, *words: str) -> Config:
             *("environment.name=alfworld", "environment.options.horizon=2"),
             *("agent.model=nano", "agent.vocabulary=400", "agent.max_tokens=4", "agent.text_limit=100"),
             *("train.mode=real", "train.tasks_from=data"),
-            *("train.tasks_per_step=4", "train.group_size=2", "train.steps=2", "train.warm_start_steps=0"),
+            *("train.tasks_per_step=2", "train.group_size=2", "train.steps=2", "train.warm_start_steps=0"),
             *("train.monitors=off", "train.failure_pause_seconds=0.01", f'train.data=["{data}"]'),
             f'train.out="{folder / "run"}"',
             *words,
@@ -192,7 +190,7 @@ async def test_engines_that_are_killed_are_replaced_and_the_run_does_not_notice(
     assert await killer == 3
     assert summary["steps"] == 2
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl", "train")
-    assert [row["groups"] for row in rows] == [4, 4]
+    assert [row["groups"] for row in rows] == [2, 2]
 
 
 @pytest.mark.slow
@@ -210,49 +208,28 @@ async def test_engines_that_always_die_stop_the_run_with_the_reason_and_it_resum
     assert (await train(config))["steps"] == 2
 
 
-_SMALL_DISK = """
-mount -t tmpfs -o size={small}k none {disk} && cp -r {prepared}/. {disk} || exit 99
-{run} && exit 98
-find {disk} -name '*.partial' | grep . && exit 97
-mount -o remount,size=100m {disk} && {run} && cp -r {disk}/test/run {out}
-"""
-"""In namespaces of its own: fill a disk, see the run end, make room, and go on."""
-
-
-_TRAIN = """
-import sys; from pathlib import Path; from tests.training import training_run
-training_run.in_a_process(Path(sys.argv[1]), sys.argv[2:])
-"""
-
-
-def apart(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1200,
-        cwd=Path(training_run.__file__).parent,
-    )
+def can_mount() -> bool:
+    words = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which(words[0]) is not None and not subprocess.run(words, check=False).returncode
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("small", [600, 1100])
 def test_a_disk_that_is_full_stops_the_run_with_a_clear_message_and_room_lets_it_go_on(
-    home: Path, tmp_path: Path, small: int
+    home: Path, tmp_path: Path
 ) -> None:
-    if not shutil.which("unshare") or apart("mount", "-t", "tmpfs", "none", "/mnt").returncode:
+    if not can_mount():
         pytest.skip("this user cannot mount a disk; a limit on the size of files is tried in test_loop.py")
     disk, prepared, out = (tmp_path / name for name in ("disk", "prepared", "kept"))
     disk.mkdir()
     shutil.copytree(home / "offline", prepared / "offline")
     for part in ("base", "policies"):
         shutil.copytree(home / "begun" / "run" / part, prepared / "test" / "run" / part)
-    command = (sys.executable, "-c", _TRAIN, str(disk / "test"), *SHORT, "train.save_policy_every=1")
-    script = _SMALL_DISK.format(small=small, disk=disk, prepared=prepared, out=out, run=shlex.join(command))
-    done = apart("sh", "-c", script)
-    assert done.returncode == 0, done.stderr
+    words = (*SHORT, "train.save_policy_every=1")
+    process = started(tmp_path / "errors", small_disk.in_a_process, disk, prepared, out, words)
+    process.join(1200)
+    reported = (tmp_path / "errors").read_text(encoding="utf-8")
+    assert process.exitcode == 0, reported
     assert re.search(
-        r"StoreError: .*(No space left|is full).*(make room|free some (disk )?space)", done.stderr
-    ), done.stderr
+        r"StoreError: .*(No space left|is full).*(make room|free some (disk )?space)", reported
+    ), reported
     assert json.loads((out / "summary.json").read_text(encoding="utf-8"))["steps"] == 4

@@ -88,11 +88,12 @@ def learnt(out: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def practised(out: Path) -> list[Row]:
-    """The metrics of the steps, without what the clock decides."""
+    """The metrics of the steps, without what the clock or a server decides."""
     rows = read_metrics(out / "metrics.jsonl", "train")
     for row in rows:
         row["spent"] = {name: n for name, n in row["spent"].items() if not name.endswith("seconds")}
         row["learner"].pop("seconds")
+        row.pop("sampling_gap", None)
     return rows
 
 
@@ -121,7 +122,7 @@ async def test_a_run_leaves_metrics_policies_trajectories_and_a_model_that_other
     assert json.loads((out / "summary.json").read_text(encoding="utf-8")) == summary
     rows = read_metrics(out / "metrics.jsonl")
     assert [row["step"] for row in rows if row["kind"] == "train"] == [0, 1, 2, 3]
-    assert [row["step"] for row in rows if row["kind"] == "warm start"][-1] == 100
+    assert [row["step"] for row in rows if row["kind"] == "warm start"][-1] == 60
     steps = [row["turns"] for row in rows if row["kind"] == "train"]
     assert summary["spent"]["real_steps"] == sum(steps)
     kept = list(read_trajectories(out / "trajectories"))
@@ -222,20 +223,21 @@ def killed_at(folder: Path, words: tuple[str, ...], reached: Callable[[list[Row]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [(DREAM,), ("learner.algorithm=ppo", "learner.kl_coef=0.01")], ids=["dream", "ppo"]
+    ("words", "kills"),
+    [((DREAM,), (-1, 1, 3)), (("learner.algorithm=ppo", "learner.kl_coef=0.01"), (2,))],
+    ids=["dream", "ppo"],
 )
 async def test_a_run_that_was_killed_again_and_again_ends_like_one_never_stopped(
-    folder: Path, words: tuple[str, ...]
+    folder: Path, words: tuple[str, ...], kills: Sequence[int]
 ) -> None:
     words = (*words, "train.steps=6")
-    out = folder / "run"
-    killed_at(folder, words, bool)
-    for step in (1, 3):
+    out = folder / "run" if min(kills) < 0 else await begun(folder)  # -1 is during the warm start
+    for step in kills:
         killed_at(
             folder,
             words,
             lambda rows, step=step: any(  # type: ignore[misc]
-                row["kind"] == "train" and row["step"] >= step for row in rows
+                row["step"] >= step if row["kind"] == "train" else step < 0 for row in rows
             ),
         )
     summary = await run(settings(folder, *words))
@@ -243,7 +245,7 @@ async def test_a_run_that_was_killed_again_and_again_ends_like_one_never_stopped
     same_end(out, await never_stopped(folder, *words), 6)
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 3))])
 async def test_a_run_that_was_interrupted_between_checkpoints_keeps_its_steps_and_ends_the_same(
     folder: Path, after: int
 ) -> None:
@@ -285,6 +287,14 @@ async def test_a_folder_that_was_begun_with_other_settings_is_refused(folder: Pa
         await run(settings(folder, DREAM, "learner.kl_coef=0.5"))
 
 
+async def test_a_run_that_was_moved_with_its_data_resumes(tmp_path: Path) -> None:
+    await record(tmp_path / "before" / "offline")
+    words = (DREAM, "train.warm_start_steps=0")
+    await run(settings(tmp_path / "before" / "test", *words, "train.steps=1"))
+    moved = (tmp_path / "before").rename(tmp_path / "after")
+    assert (await run(settings(moved / "test", *words, "train.steps=2")))["steps"] == 2
+
+
 async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
     held = RunDir.open(settings(folder))
     try:
@@ -317,13 +327,22 @@ async def test_settings_that_cannot_work_are_named_before_anything_is_learnt(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         await run(settings(folder, *words))
-    assert not (folder / "run" / "policies").exists()
+    assert not (folder / "run" / "config.json").exists(), "it would refuse the right settings"
+
+
+async def test_a_refused_run_removes_nothing_that_was_there_before(folder: Path) -> None:
+    mine = folder / "run" / "replay.sqlite"  # as in the directory of an experience model
+    mine.parent.mkdir()
+    ReplayBuffer.open(mine, embedder="lexical").close()
+    with pytest.raises(ConfigError, match="no check that a task can succeed"):
+        await run(settings(folder, DREAM, "train.start_states=recombined"))
+    assert mine.exists()
 
 
 async def test_a_run_that_earns_nothing_is_warned_of_then_stopped_and_can_be_resumed(
     folder: Path,
 ) -> None:
-    words = ("train.warm_start_steps=0", "train.steps=9", "train.monitor_patience=2")
+    words = ("train.warm_start_steps=0", "train.steps=6", "train.monitor_patience=2")
     warned: list[tuple[int, str]] = []
 
     def listen(reported: Progress) -> None:
@@ -332,7 +351,7 @@ async def test_a_run_that_earns_nothing_is_warned_of_then_stopped_and_can_be_res
     with pytest.raises(TrainingCollapsedError, match="no reward at all for 4 steps"):
         await run(settings(folder, *words), on_progress=listen)
     assert [done for done, warning in warned if warning.startswith("no reward")] == [2]
-    assert (await run(settings(folder, *words, "train.monitors=warn")))["steps"] == 9
+    assert (await run(settings(folder, *words, "train.monitors=warn")))["steps"] == 6
 
 
 async def test_a_policy_is_carried_on_in_reality_until_its_real_steps_are_used(folder: Path) -> None:
@@ -407,6 +426,7 @@ async def test_a_dead_experience_model_stops_the_run_with_its_reason_and_a_live_
 async def test_a_full_disk_ends_in_a_clear_message_and_the_run_resumes_when_there_is_room(
     folder: Path,
 ) -> None:
+    await begun(folder)
     words = (DREAM,)
     cramped = started(folder / "errors", in_a_process, folder, words, 300_000)
     cramped.join(timeout=1200)

@@ -60,7 +60,10 @@ def config() -> Iterator[Config]:
         port = free.getsockname()[1]
     settings = xllamacpp.CommonParams()
     settings.model.path = str(Path(WEIGHTS.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
-    settings.n_ctx, settings.n_parallel, settings.port = 8192, 1, port
+    settings.n_ctx, settings.n_parallel, settings.port = 4096, 1, port
+    settings.warmup = False
+    # Several threads wait for each other in busy loops: on a busy machine that takes many times as long.
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(settings)  # serves until it is forgotten
     yield load_config(
         overrides=[

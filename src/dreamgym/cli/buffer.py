@@ -187,7 +187,7 @@ def compact(
         asyncio.run(buffer.compact())
         after = buffer.stats()
     result = {
-        "store": store,
+        "store": after.store,
         "rows": after.rows,
         "evicted": before.rows - after.rows,
         "bytes_before": before.size_bytes,

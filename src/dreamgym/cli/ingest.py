@@ -87,7 +87,7 @@ def ingest(
     found = sum(each.trajectories for each in counts)
     if missing := sum(each.no_reward for each in counts):
         skipped = no_reward == "skip"
-        stored = "skipped" if skipped else "stored with reward 0, no success, source unknown"
+        stored = "skipped" if skipped else "stored as unknown, neither a success nor a failure"
         console.say(
             f"no reward found in {missing} of {found + missing * skipped} records: {stored}. "
             "--no-reward fail, success or skip stores them otherwise"

@@ -89,6 +89,13 @@ def serve(
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the API key that clients must send.")
     ] = None,
+    weight_updates: Annotated[
+        bool,
+        typer.Option(
+            "--weight-updates",
+            help="Let clients replace the weights, as a training run with policy_servers does.",
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print one line per request.")] = False,
 ) -> None:
     """Serve a local model as an OpenAI-compatible endpoint until Ctrl-C.
@@ -115,23 +122,27 @@ def serve(
     if verbose:
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         logging.getLogger("dreamgym.serve").setLevel(logging.INFO)
-    asyncio.run(_serve(source, name or Path(model.removeprefix(HF_PREFIX)).name, host, port, key))
+    served = name or Path(model.removeprefix(HF_PREFIX)).name
+    asyncio.run(_serve(source, served, host, port, key, weight_updates=weight_updates))
 
 
-async def _serve(source: str, name: str, host: str, port: int, key: str) -> None:
+async def _serve(source: str, name: str, host: str, port: int, key: str, *, weight_updates: bool) -> None:
     from dreamgym.http_server import HttpServer
     from dreamgym.models.local.chat_template import with_chat_template
     from dreamgym.models.local.language_model import LocalLanguageModel
     from dreamgym.models.serve import model_app
+    from dreamgym.models.weight_updates import WeightUpdates
     from dreamgym.training.model_setup import quiet_transformers
 
     quiet_transformers()
     console.say(f"loading {source} ...")
     local = LocalLanguageModel.load(source)
     context = getattr(local.model.config, "max_position_embeddings", None)
-    server = HttpServer(
-        model_app(name, plain=local, chat=with_chat_template(local), context=context, key=key)
+    updates = WeightUpdates(local) if weight_updates else None
+    app = model_app(
+        name, plain=local, chat=with_chat_template(local), context=context, key=key, updates=updates
     )
+    server = HttpServer(app)
     try:
         await server.run(
             *(host, port),

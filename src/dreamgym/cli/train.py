@@ -49,7 +49,7 @@ def train_command(
             "run's own. May be repeated."
         ),
     ] = None,
-    mode: Annotated[str | None, typer.Option(help="Train in the dream or in the real environment.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Where to train: dream, or real.")] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="grpo, ppo, expert_iteration, or dpo (on recorded pairs only).")
     ] = None,

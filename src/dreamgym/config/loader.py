@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -98,7 +98,7 @@ def type_in_words(kind: Any) -> str:
     return _TYPE_WORDS.get(kind, str(getattr(kind, "__name__", kind)))
 
 
-def nearest_name(wanted: str, known: Sequence[str]) -> str:
+def nearest_name(wanted: str, known: Collection[str]) -> str:
     """``; did you mean 'x'?`` or a list of what there is.
 
     >>> nearest_name("alfwrld", ["alfworld", "textworld"])

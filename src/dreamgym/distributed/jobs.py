@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dreamgym.envs.synthetic import EpisodeStart
+from dreamgym.evaluation.closed_loop import ActionList
 from dreamgym.models.usage import UsageRow, stage
 from dreamgym.rollouts import GroupSettings, Origin, run_groups
 from dreamgym.seeding import derive_seed
-from dreamgym.types import FailureKind, RolloutFailure, RolloutGroup, Task
+from dreamgym.training.audits import Replayed, replay
+from dreamgym.types import FailureKind, RolloutFailure, RolloutGroup, Task, Transition
 
 if TYPE_CHECKING:
     from dreamgym.distributed.worker import WorkerState
@@ -59,6 +61,10 @@ class GroupJob:
     """Under which usage of endpoints is counted."""
     start: EpisodeStart | None = None
     """Of an imagined episode whose task is not among the recorded ones."""
+    turns: Sequence[Transition] = ()
+    """Of a known episode, after which an imagined one begins."""
+    experience_version: int = 0
+    """The audit after which the weights of the experience model were saved; 0 for the original ones."""
     limit: int | None = None
     """Environment steps that it may take."""
 
@@ -68,6 +74,9 @@ class GroupJob:
 
     async def run(self, state: WorkerState) -> GroupResult:
         factory = state.counter(self.limit)
+        if self.experience_version:
+            state.load_experience(self.experience_version)
+        state.turns[self.task.id] = self.turns
         if self.start is not None:
             state.starts[self.task.id, derive_seed(self.seed, "group", self.number)] = self.start
         # The driver's circuit breaker counts failures; this one must not pause.
@@ -91,6 +100,22 @@ class GroupJob:
             taken=factory.steps,
             usage=state.new_usage(),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayJob:
+    """Take the actions of an imagined episode in the real environment."""
+
+    actions: ActionList
+    trajectory_id: str
+
+    @property
+    def name(self) -> str:
+        return self.trajectory_id
+
+    async def run(self, state: WorkerState) -> Replayed:
+        assert state.real is not None, "a worker of a run with audits has the real environment"
+        return await replay(state.real, self.actions, self.trajectory_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dreamgym.distributed.jobs import GroupJob, GroupResult, Loss
+from dreamgym.distributed.jobs import GroupJob, GroupResult, Loss, ReplayJob
 from dreamgym.distributed.player import GroupRequest
 from dreamgym.distributed.pool import Box, WorkerPool
 from dreamgym.envs.synthetic import StartFor
+from dreamgym.evaluation.closed_loop import ActionList
 from dreamgym.models.usage import Usage
 from dreamgym.rollouts import CircuitBreaker, GroupReport
 from dreamgym.seeding import derive_seed
+from dreamgym.training.audits import Replayed
+from dreamgym.training.dream_loading import BeginAfter
 from dreamgym.types import RolloutFailure, RolloutGroup, Task
 
 
@@ -64,6 +67,8 @@ class PooledPlayer:
         workers: int,
         usage: Usage | None = None,
         start_for: StartFor | None = None,
+        begin_after: BeginAfter | None = None,
+        experience_version: Callable[[], int] = lambda: 0,
         stage: str = "train",
         kept_versions: int = 1,
     ) -> None:
@@ -72,12 +77,15 @@ class PooledPlayer:
             workers: of the pool; the episodes at once are divided among them.
             usage: receives the workers' usage of endpoints.
             start_for: starts of generated tasks, which workers do not know.
+            begin_after: turns that the imagined episodes of a task begin after.
+            experience_version: of the experience model's weights, which audits change.
             kept_versions: published weights that jobs may still need.
         """
         self._pool, self._publisher, self._breaker = pool, publisher, breaker
         self._workers = workers
         self._usage = usage
-        self._start_for = start_for
+        self._start_for, self._begin_after = start_for, begin_after
+        self._experience_version = experience_version
         self._stage = stage
         self._kept = kept_versions
         self._published: deque[tuple[int, Box]] = deque()
@@ -127,6 +135,8 @@ class PooledPlayer:
             origin=request.origin,
             stage=self._stage,
             start=self._start(task, derive_seed(request.seed, "group", number)),
+            turns=() if self._begin_after is None else self._begin_after(task),
+            experience_version=self._experience_version(),
             limit=limit,
         )
         version, box = self._published[-1] if self._published else (-1, None)
@@ -145,6 +155,11 @@ class PooledPlayer:
         if request.on_group is not None and isinstance(found.result, RolloutGroup):
             request.on_group(found.result)
         return found
+
+    async def replay(self, actions: ActionList, trajectory_id: str) -> Replayed:
+        """A `Replayer` on the workers; a lost episode counts as if it had been played to its end."""
+        found = await self._pool.run(ReplayJob(actions=actions, trajectory_id=trajectory_id), attempts=1)
+        return (None, len(actions.actions)) if isinstance(found, Loss) else found
 
     def _start(self, task: Task, seed: int) -> Any:
         if self._start_for is None or task.origin == "seed":

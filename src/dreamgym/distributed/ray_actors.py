@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dreamgym.config import Config, ReplayConfig
-from dreamgym.distributed.jobs import Job
+from dreamgym.distributed.jobs import GroupResult, Job
 from dreamgym.distributed.messages import Failure
 from dreamgym.distributed.pool import WorkerLostError
 from dreamgym.distributed.worker import RolloutWorker, Weights, WorkerSetup
@@ -48,11 +49,33 @@ def connect(address: str) -> Any:
     return ray
 
 
+_SECONDS = (0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
+"""Bounds of the histogram of a job's duration."""
+
+
+class ActorMetrics:
+    """Of one actor; Ray exports them with those of its node, for Prometheus."""
+
+    def __init__(self) -> None:
+        from ray.util.metrics import Counter, Histogram
+
+        self._jobs = Counter("dreamgym_jobs", "rollout groups and real episodes", tag_keys=("result",))
+        self._steps = Counter("dreamgym_environment_steps", "steps taken by rollout groups")
+        self._seconds = Histogram("dreamgym_job_seconds", "seconds of a job", boundaries=list(_SECONDS))
+
+    def count(self, result: Any, seconds: float) -> None:
+        self._jobs.inc(tags={"result": "error" if isinstance(result, Failure) else "done"})
+        self._seconds.observe(seconds)
+        if isinstance(result, GroupResult) and result.taken:
+            self._steps.inc(result.taken)
+
+
 class RolloutActor:
     """A worker inside an actor: the same calls, and errors as values."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._worker = RolloutWorker(setup)
+        self._metrics = ActorMetrics()
 
     async def open(self) -> Failure | None:
         try:
@@ -67,10 +90,13 @@ class RolloutActor:
         async def fetch() -> Weights:
             return from_arrays(await box[0])
 
+        began = time.perf_counter()
         try:
-            return await self._worker.run(job, version, fetch if box else None)
+            result = await self._worker.run(job, version, fetch if box else None)
         except Exception as error:
-            return Failure.of(error)
+            result = Failure.of(error)
+        self._metrics.count(result, time.perf_counter() - began)
+        return result
 
     async def ping(self) -> int:
         return os.getpid()

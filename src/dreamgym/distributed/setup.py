@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dreamgym.config import Config
+from dreamgym.config import Config, is_database
 from dreamgym.distributed.player import GroupPlayer
 from dreamgym.distributed.pool import PoolSettings, Worker, WorkerPool
 from dreamgym.distributed.pooled import PooledPlayer, Publisher, WeightFiles
@@ -18,6 +19,9 @@ from dreamgym.envs.synthetic import StartFor
 from dreamgym.errors import ConfigError
 from dreamgym.models.usage import Usage
 from dreamgym.rollouts import CircuitBreaker
+from dreamgym.training.audits import Audits
+from dreamgym.training.dream_loading import Dream
+from dreamgym.training.dream_setup import EpisodeSource
 
 LOGS = "workers"
 """In the run directory: what worker processes print."""
@@ -46,13 +50,15 @@ def pool_settings(
 async def open_training_player(
     stack: AsyncExitStack,
     setup: TrainSetup,
+    source: EpisodeSource,
+    audits: Audits | None,
     breaker: CircuitBreaker,
     *,
     usage: Usage,
     start_for: StartFor,
     on_event: Callable[[str], None],
 ) -> GroupPlayer:
-    """Plays the groups of a training run on ``train.workers`` workers."""
+    """Plays the groups of a training run and the real episodes of its audits on ``train.workers`` workers."""
     config, chosen = setup.config, setup.config.train
     settings = pool_settings(
         config,
@@ -61,19 +67,42 @@ async def open_training_player(
         episodes=chosen.group_size,
         concurrency=chosen.concurrency,
     )
-    return await open_player(
-        *(stack, config, replace(setup, config=divided(config, chosen.workers)), settings, breaker),
+    dream = source.factory.inner
+    player = await open_player(
+        *(stack, config, replace(setup, config=divided(config, chosen.workers), store=source.store)),
+        *(settings, breaker),
         workers=chosen.workers,
         logs=setup.folder / LOGS,
         on_event=on_event,
         usage=usage,
         start_for=start_for,
+        begin_after=dream.begin_after if isinstance(dream, Dream) else None,
+        experience_version=lambda: 0 if audits is None else audits.version,
         kept_versions=1 + chosen.max_staleness,
     )
+    if audits is not None:
+        audits.replayer = player.replay
+    return player
+
+
+def fitting_workers(config: Config, most: int) -> int:
+    """At most one for each core of this machine; none on one core, beside a GPU, which one process uses
+    better, and with a budget."""
+    from dreamgym.training.model_setup import find_device
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(most, cores)
+    if workers < 2 or _has_budget(config) or find_device(config.agent.device, section="agent") != "cpu":
+        return 0
+    return workers
+
+
+def _has_budget(config: Config) -> bool:
+    return any(limit is not None for limit in config.budget.model_dump().values())
 
 
 def check_budget(config: Config, instead: str) -> None:
-    if any(limit is not None for limit in config.budget.model_dump().values()):
+    if _has_budget(config):
         raise ConfigError(
             f"budget.money, tokens and requests are counted in one process: use {instead}, or limit the "
             "budget at the server"
@@ -110,7 +139,7 @@ async def open_player(
     logs: Path,
     on_event: Callable[[str], None],
     **options: Any,
-) -> GroupPlayer:
+) -> PooledPlayer:
     """A player on `workers` workers, closed by the stack; `options` are those of `PooledPlayer`."""
     pool, publisher = await open_pool(
         stack, config, setup, settings, workers=workers, logs=logs, on_event=on_event
@@ -151,14 +180,14 @@ async def open_pool(
 def _on_cluster(ray: Any, config: Config, setup: WorkerSetup) -> WorkerSetup:
     """The setup with a replay buffer that other nodes can search."""
     from dreamgym.distributed.ray_actors import serve_buffer
-    from dreamgym.training.run_dir import BUFFER
 
-    if not isinstance(setup, TrainSetup) or not setup.searches:
+    if not isinstance(setup, TrainSetup) or not setup.searches or is_database(setup.store):
         return setup
     if config.cluster.address.startswith("ray://"):
         raise ConfigError(
             f"cluster.address={config.cluster.address!r}: the experience model is shown demonstrations from "
-            "the run's replay buffer, which must be on a node of the cluster; start the run there ('ray job "
-            "submit', or a shell on the head node) with cluster.address=auto"
+            "the run's replay buffer, a file that must be on a node of the cluster; start the run there "
+            "('ray job submit', or a shell on the head node) with cluster.address=auto, or set "
+            "replay.store=postgresql://…"
         )
-    return replace(setup, retriever=serve_buffer(ray, setup.folder / BUFFER, config.replay))
+    return replace(setup, retriever=serve_buffer(ray, Path(setup.store), config.replay))

@@ -15,11 +15,13 @@ Importing a spec must be cheap: heavy imports belong into `open`.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, cast
 
 from pydantic import ConfigDict
@@ -73,6 +75,11 @@ class EnvironmentSpec:
     select_facts: Callable[[WorldSheet, str], Sequence[str]] | None = None
     """The lines about the sheet that a prompt shows before an action (``start`` for the first state); by
     default the facts that share a name with the action."""
+    state_texts: Callable[[Task, WorldSheet], Mapping[str, str]] | None = None
+    """Every text that a state may have on these facts, by a short name in one line: a reply of a fine-tuned
+    experience model names one (``=NAME``) and spells none. For facts that determine every state."""
+    dreamt_actions: Callable[[Task, WorldSheet], Sequence[str]] | None = None
+    """The actions that the environment lists on these facts, so that its dream lists them too."""
     goal_met: Callable[[Task, WorldSheet], bool] | None = None
     """Whether these facts fulfil the task."""
     can_succeed: Callable[[Task, WorldSheet], bool] | None = None
@@ -92,8 +99,8 @@ class EnvironmentSpec:
 
 
 ROLES = (
-    "annotator", "actor", "select_facts", "goal_met", "can_succeed", "task_from_instruction", "think",
-    "exchangeable", "refusals",
+    "annotator", "actor", "select_facts", "state_texts", "dreamt_actions", "goal_met", "can_succeed",
+    "task_from_instruction", "think", "exchangeable", "refusals",
 )  # fmt: skip
 """Fields of `EnvironmentSpec` that `as_environment` also finds as attributes of an object."""
 
@@ -190,8 +197,14 @@ def make(environment: object, **options: Any) -> EnvironmentFactory:
     return spec.open(validate(spec.options, options, prefix="environment.options."))
 
 
+@functools.cache
+def _plugins(path: tuple[str, ...]) -> EntryPoints:
+    """The environments of packages that are installed there: finding them reads a file of every package."""
+    return entry_points(group=GROUP)
+
+
 def environment_names() -> list[str]:
-    return sorted({*_registered, *BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*_registered, *BUILT_IN, *(entry.name for entry in _plugins(tuple(sys.path)))})
 
 
 def find_environment(name: str) -> EnvironmentSpec:
@@ -199,7 +212,7 @@ def find_environment(name: str) -> EnvironmentSpec:
         return known
     if name in BUILT_IN:
         return cast(EnvironmentSpec, import_module(f"dreamgym.envs.{name.replace('-', '_')}").SPEC)
-    for entry in entry_points(group=GROUP, name=name):
+    for entry in _plugins(tuple(sys.path)).select(name=name):
         spec = entry.load()
         if not isinstance(spec, EnvironmentSpec):
             raise ConfigError(f"entry point {entry.value!r}: expected an EnvironmentSpec, got {spec!r}")

@@ -28,6 +28,10 @@ UNSUPPORTED = "unsupported"
 """`reward_source` of a prediction whose support score is below the bound."""
 
 
+ListActions: TypeAlias = Callable[[Task, WorldSheet], Sequence[str]]
+"""The actions that are admissible on the present facts."""
+
+
 class SyntheticEnvironment(Episode):
     """One imagined episode. It has a world sheet (`HasWorldSheet`) and no expert.
 
@@ -46,6 +50,7 @@ class SyntheticEnvironment(Episode):
         first: State | None = None,
         unreadable: str | None = None,
         turns: Sequence[Transition] = (),
+        admissible_actions: ListActions | None = None,
     ) -> None:
         """
         Args:
@@ -56,6 +61,7 @@ class SyntheticEnvironment(Episode):
                 parse. By default such a reply is an `EpisodeFailedError`, which drops the rollout group; a
                 policy early in training causes many of them.
             turns: of a known episode of the task; `given_turns` takes their actions.
+            admissible_actions: lists the actions of each state; by default states list none.
         """
         super().__init__(task, horizon)
         self._model = experience_model
@@ -65,14 +71,21 @@ class SyntheticEnvironment(Episode):
         self._first = first
         self._unreadable = unreadable
         self._turns = turns
+        self._list_actions = admissible_actions
         self._history: list[Transition] = []
         self._doubtful = False
         """A step that an experience model marked as `UNSUPPORTED` was part of the episode."""
         self._refused: dict[tuple[frozenset[Fact], str], Prediction] = {}
 
     async def _start(self) -> State:
-        self._state = self._first or await self._model.imagine_start(self.task, self._first_sheet)
+        first = self._first or await self._model.imagine_start(self.task, self._first_sheet)
+        self._state = self._with_actions(first, self._first_sheet)
         return self._state
+
+    def _with_actions(self, state: State, sheet: WorldSheet) -> State:
+        if self._list_actions is None:
+            return state
+        return replace(state, admissible_actions=tuple(self._list_actions(self.task, sheet)))
 
     async def given_turns(self) -> list[Transition]:
         """Take the actions of the known turns. It stops before one that would end the episode, and before one
@@ -102,6 +115,7 @@ class SyntheticEnvironment(Episode):
             outcome = replace(outcome, success=False, reward=0.0, reward_source=UNSUPPORTED)
         outcome = replace(
             outcome,
+            next_state=self._with_actions(outcome.next_state, prediction.sheet),
             terminated=terminated,
             truncated=not terminated and outcome.truncated,
             info={
@@ -183,6 +197,7 @@ class SyntheticFactory:
         horizon: int = 50,
         refusal_ends: bool = False,
         unreadable: str | None = None,
+        admissible_actions: ListActions | None = None,
     ) -> None:
         """The arguments of `SyntheticEnvironment`, for each of its episodes."""
         self.name = tasks[0].environment if tasks else "synthetic"
@@ -192,6 +207,7 @@ class SyntheticFactory:
         self._horizon = horizon
         self._refusal_ends = refusal_ends
         self._unreadable = unreadable
+        self._list_actions = admissible_actions
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -216,6 +232,7 @@ class SyntheticFactory:
             first=start.state,
             unreadable=self._unreadable,
             turns=start.turns,
+            admissible_actions=self._list_actions,
         )
 
     async def aclose(self) -> None:

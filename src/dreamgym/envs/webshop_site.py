@@ -11,16 +11,20 @@ from typing import Any
 
 from pydantic import Field
 
-from dreamgym.envs.browser.environment import BrowserFactory, BrowserOptions, site_spec
+from dreamgym.envs.browser.environment import BrowserEpisode, BrowserFactory, BrowserOptions, site_spec
 from dreamgym.envs.browser.process import check_installed
 from dreamgym.envs.browser.site import Found, Site, Visit
 from dreamgym.envs.webshop import WebShopOptions, open_webshop
 from dreamgym.envs.webshop.experts import EXPERTS, expert_action
+from dreamgym.envs.webshop.facts import AGENT, SEARCH_PAGE, can_succeed, goal_met, hidden_facts
 from dreamgym.envs.webshop.goals import SPLITS, GoalKind, suggested_searches
+from dreamgym.envs.webshop.pages import TABS
+from dreamgym.envs.webshop.rewards import Goal
 from dreamgym.envs.webshop.shop import Shop, open_shop
 from dreamgym.envs.webshop.site import Session, ShopSite
+from dreamgym.envs.webshop.site_facts import BOX, ShopSiteAnnotator, facts_for, state_texts
 from dreamgym.errors import EpisodeFailedError
-from dreamgym.types import FailureKind, Task
+from dreamgym.types import Fact, FailureKind, Task, WorldSheet
 
 NAME = "webshop-site"
 ELEMENTS = 16
@@ -37,6 +41,27 @@ class WebShopSiteOptions(BrowserOptions):
     products: int | None = Field(None, ge=1, description="take only the first products of the catalogue")
     goals: GoalKind = Field("auto", description="auto: human instructions where the data has them")
     graded: bool = Field(True, description="reward partial matches, as WebShop does; false for 0 or 1")
+
+
+class WebShopSiteEpisode(BrowserEpisode):
+    """A visit whose hidden facts are those of the shop behind the site."""
+
+    async def world_sheet(self) -> WorldSheet:
+        return await self._factory.world_sheet(self.task)
+
+
+class WebShopSiteFactory(BrowserFactory):
+    """One task for each goal of the catalogue."""
+
+    episode = WebShopSiteEpisode
+
+    def __init__(self, site: WebShopSite, options: WebShopSiteOptions) -> None:
+        super().__init__(site, options, name=NAME)
+        self._shop_site = site
+
+    async def world_sheet(self, task: Task) -> WorldSheet:
+        view = ("view", self.options.view, str(self.options.elements))
+        return WorldSheet(facts=(*self._shop_site.facts(task), ("has", SEARCH_PAGE, BOX), view))
 
 
 class WebShopSite(Site):
@@ -70,16 +95,22 @@ class WebShopSite(Site):
             for split in SPLITS
         }
 
-    async def open(self, visit: Visit) -> str:
-        number, goals = visit.task.parameters.get("goal"), self._shop.goals
+    def facts(self, task: Task) -> tuple[Fact, ...]:
+        return hidden_facts(self._shop, self._goal(task), TABS, "text")
+
+    def _goal(self, task: Task) -> Goal:
+        number, goals = task.parameters.get("goal"), self._shop.goals
         goal = goals[number] if isinstance(number, int) and 0 <= number < len(goals) else None
-        if goal is None or goal.instruction != visit.task.instruction:
+        if goal is None or goal.instruction != task.instruction:
             raise EpisodeFailedError(
                 FailureKind.INVALID_TASK,
-                f"{NAME}: task {visit.task.id!r} is not a goal of this catalogue; open the catalogue that it "
+                f"{NAME}: task {task.id!r} is not a goal of this catalogue; open the catalogue that it "
                 "was recorded with (options data, products and goals, or WEBSHOP_DATA)",
             )
-        visit.data = self._site.open(goal)
+        return goal
+
+    async def open(self, visit: Visit) -> str:
+        visit.data = self._site.open(self._goal(visit.task))
         return str(visit.data.path)
 
     async def check(self, visit: Visit) -> bool | float:
@@ -113,7 +144,7 @@ def open_webshop_site(options: WebShopSiteOptions) -> BrowserFactory:
     check_installed("browser", "WebShop in the browser")
     open_webshop(WebShopOptions())  # its own extra
     shop = open_shop(options.data, options.products, options.goals)
-    return BrowserFactory(WebShopSite(shop, graded=options.graded), options, name=NAME)
+    return WebShopSiteFactory(WebShopSite(shop, graded=options.graded), options)
 
 
 SPEC = site_spec(
@@ -123,4 +154,10 @@ SPEC = site_spec(
     options=WebShopSiteOptions,
     splits=SPLITS,
     extra="browser",
+    annotator=ShopSiteAnnotator,
+    actor=AGENT,
+    select_facts=facts_for,
+    state_texts=state_texts,
+    goal_met=goal_met,
+    can_succeed=can_succeed,
 )

@@ -125,7 +125,7 @@ async def evaluate(
     `keep` holds the trajectories of this policy and these arguments: an interrupted evaluation resumes from
     it."""
     began = time.perf_counter()
-    settings = GroupSettings(size=1, concurrency=concurrency, retries=retries)
+    settings = GroupSettings(size=1, concurrency=concurrency, retries=retries, world_sheets=False)
     if player is None:
         assert make_policy is not None, "pass make_policy or player"
         player = LocalPlayer(StepCounter(factory), make_policy, CircuitBreaker(settings))

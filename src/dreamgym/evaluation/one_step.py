@@ -18,7 +18,7 @@ from dreamgym.errors import EpisodeFailedError
 from dreamgym.evaluation.async_map import OnCount, ask_all
 from dreamgym.evaluation.statistics import Estimate, auroc, calibration_error, mean_of_steps, share_of_steps
 from dreamgym.experience.known_replies import holds_replies
-from dreamgym.experience.world_sheet import apply_change, with_sheet
+from dreamgym.experience.world_sheet import with_sheet
 from dreamgym.protocols import Annotator, ExperienceModel
 from dreamgym.types import Change, Fact, FailureKind, Outcome, Task, Trajectory, Transition, WorldSheet
 
@@ -163,7 +163,7 @@ async def step_questions(annotator: Annotator, trajectories: Iterable[Trajectory
                     names=names,
                 )
             )
-            sheet = apply_change(sheet, change)
+            sheet = sheet.after(change)
     return questions
 
 

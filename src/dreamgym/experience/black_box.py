@@ -21,7 +21,6 @@ from dreamgym.experience.known_replies import (
     newest_counts,
     recorded_replies,
     references,
-    resolve,
     seed_of,
     select,
     shared_words,
@@ -41,8 +40,10 @@ from dreamgym.experience.reply_format import (
     escape,
     parse_reply,
     parse_start,
+    resolve,
     start_prompt,
 )
+from dreamgym.experience.shared_outcomes import SharedOutcomes
 from dreamgym.experience.support import Evidence, Support
 from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.seeding import derive_seed
@@ -135,6 +136,7 @@ class BlackBoxKnowledge:
     forms: ActionForms = field(default_factory=ActionForms)
     inert: NoEffect = field(default_factory=NoEffect)
     certain: Determined = field(default_factory=Determined)
+    shared: SharedOutcomes = field(default_factory=SharedOutcomes)
     successes: frozenset[str] = frozenset()
     """How recorded successes ended: kinds of action with forms of replies; no other success is granted."""
     support: Support = field(default_factory=Support)
@@ -215,6 +217,7 @@ class BlackBoxExperienceModel:
         turns, past, now = self._knowledge.context(history, state.text)
         if self._settings.sheet:
             known = self._knowledge.certain.find(sheet, turns, self._knowledge.inert, now, action)
+            known = known or self._knowledge.shared.find(task, history, state.text, action)
             if known is not None:
                 refused = known.next_state.text in self._refusals
                 return Prediction(outcome=known, sheet=sheet, refused=refused)

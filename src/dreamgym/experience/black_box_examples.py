@@ -12,14 +12,13 @@ from dreamgym.experience.known_replies import (
     explain,
     newest_counts,
     recorded_replies,
-    refer,
     references,
     select,
     training_replies,
 )
 from dreamgym.experience.near_misses import is_near_miss
 from dreamgym.experience.recorded_patterns import action_kind
-from dreamgym.experience.reply_format import PromptSettings, reply_text, start_prompt, start_text
+from dreamgym.experience.reply_format import PromptSettings, refer, reply_text, start_prompt, start_text
 from dreamgym.seeding import derive_seed
 from dreamgym.types import Annotation, Demonstration, Note, State, Trajectory, WorldSheet
 

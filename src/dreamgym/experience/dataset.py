@@ -9,22 +9,24 @@ import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias
 
 from dreamgym.experience.reply_format import (
     PromptSettings,
+    is_name,
     prompt,
+    refer_state,
     reply_text,
     start_prompt,
     start_text,
     variation_prompt,
     variation_text,
 )
-from dreamgym.experience.world_sheet import apply_change, layout_of
+from dreamgym.experience.world_sheet import layout_of
 from dreamgym.protocols import Annotator, Retriever
-from dreamgym.types import Annotation, Demonstration, Fact, RetrievalFilter, Trajectory, WorldSheet
+from dreamgym.types import Annotation, Demonstration, Fact, RetrievalFilter, State, Trajectory, WorldSheet
 
 _SEARCH_BATCH = 16
 """Trajectories whose demonstrations are retrieved in one search."""
@@ -151,29 +153,33 @@ def _examples_of(
     sheet = trajectory.sheet or WorldSheet(facts=())
     yield Example(
         prompt=start_prompt(trajectory.task, sheet, settings),
-        reply=start_text(trajectory.start.text),
+        reply=start_text(refer_state(trajectory.start.text, trajectory.task, sheet, settings)),
         trajectory_id=trajectory.id,
         position=START,
     )
     for position, (transition, note) in enumerate(zip(trajectory.transitions, annotation.notes, strict=True)):
         retrieved = next(demonstrations)
+        before, sheet = sheet, sheet.after(note.change)
         if not transition.outcome.graded:  # a reply would state an end that the record does not
             continue
+        reply = refer_state(transition.outcome.next_state.text, trajectory.task, sheet, settings)
+        if settings.sheet and settings.state_texts is not None and not is_name(reply):
+            continue  # a state that the facts do not have
+        outcome = replace(transition.outcome, next_state=State(text=reply))
         yield Example(
             prompt=prompt(
                 trajectory.task,
-                sheet,
+                before,
                 trajectory.transitions[:position],
                 transition.state.text,
                 transition.action,
                 retrieved,
                 settings=settings,
             ),
-            reply=reply_text(note, transition.outcome, reasoning=settings.reasoning),
+            reply=reply_text(note, outcome, reasoning=settings.reasoning),
             trajectory_id=trajectory.id,
             position=position,
         )
-        sheet = apply_change(sheet, note.change)
 
 
 async def _demonstrations(

@@ -27,8 +27,8 @@ from dreamgym.experience.recorded_patterns import (
     split_sentences,
     split_words,
 )
+from dreamgym.experience.reply_format import refer
 from dreamgym.seeding import derive_seed
-from dreamgym.structured import parse_error
 from dreamgym.types import Demonstration, Fact, Trajectory, Transition, WorldSheet
 
 REPLY: Final = "reply"
@@ -242,33 +242,6 @@ def references(selected: Selected, state: str, demonstrations: Sequence[Demonstr
         f"=like {n}": each.transition.outcome.next_state.text for n, each in enumerate(demonstrations, 1)
     }
     return named
-
-
-def refer(text: str, named: Mapping[str, str]) -> str:
-    """The name of a text, or the text itself; a text that looks like a name gets a second ``=``.
-
-    >>> refer("It opens.", {"=here": "It opens."}), refer("=here", {})
-    ('=here', '==here')
-    """
-    for name, known in named.items():
-        if known == text:
-            return name
-    return f"={text}" if text.startswith("=") else text
-
-
-def resolve(text: str, named: Mapping[str, str]) -> str:
-    """The text that a reply means: the inverse of `refer`.
-
-    Raises:
-        EpisodeFailedError: the prompt has no text of this name.
-    """
-    if text.startswith("=="):
-        return text[1:]
-    if not text.startswith("="):
-        return text
-    if text not in named:
-        raise parse_error(f"expected a text or one of {', '.join(named)}, got {text[:50]!r}")
-    return named[text]
 
 
 def explain(transition: Transition, selected: Selected, named: Mapping[str, str]) -> str:

@@ -17,9 +17,10 @@ from dreamgym.experience.reply_format import (
     parse_start,
     prompt,
     prompt_facts,
+    resolve_state,
     start_prompt,
 )
-from dreamgym.experience.world_sheet import apply_change, environment_texts, violation
+from dreamgym.experience.world_sheet import environment_texts, violation
 from dreamgym.protocols import Grader, LanguageModel, Retriever
 from dreamgym.single_flight import SingleFlight
 from dreamgym.structured import ask_structured
@@ -101,7 +102,9 @@ class ReasoningExperienceModel:
         return await ask_structured(
             self._model,
             CompletionRequest(prompt=text, max_tokens=self._settings.max_tokens),
-            lambda completion: State(text=parse_start(completion.text)),
+            lambda completion: State(
+                text=resolve_state(parse_start(completion.text), task, sheet, self._settings)
+            ),
             name=self.name,
             attempts=self._settings.attempts,
         )
@@ -114,7 +117,7 @@ class ReasoningExperienceModel:
         reply = await ask_structured(
             self._checked,
             CompletionRequest(prompt=text, max_tokens=self._settings.max_tokens),
-            lambda completion: replace(parse_reply(completion.text), confidence=confidence(completion)),
+            lambda completion: self._parse(completion, task, sheet),
             name=self.name,
             attempts=self._settings.attempts,
         )
@@ -126,6 +129,12 @@ class ReasoningExperienceModel:
             history=history,
             rules=self._rules,
         )
+
+    def _parse(self, completion: Completion, task: Task, sheet: WorldSheet) -> ParsedReply:
+        reply = parse_reply(completion.text)
+        after = sheet.after(reply.change)
+        text = resolve_state(reply.next_state, task, after, self._settings)
+        return replace(reply, next_state=text, confidence=confidence(completion))
 
 
 async def make_prediction(
@@ -161,7 +170,7 @@ async def make_prediction(
         lost, text = reply.terminated and not reply.success, next(iter(refusals), REFUSAL)
         reply = replace(reply, next_state=text, change=Change(), terminated=lost, success=False)
         refused = True
-    after = apply_change(sheet, reply.change)
+    after = sheet.after(reply.change)
     outcome = Outcome(
         next_state=State(text=reply.next_state),
         reward=0.0,

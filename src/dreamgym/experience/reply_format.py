@@ -10,6 +10,9 @@ One strict format serves fine-tuning, prediction and tests. A reply has four lin
 `end` is ``no``, ``yes`` (the episode is over without success) or ``success``. Everything else is a parse
 error.
 
+Where the facts after the change determine the next state, `next` is its name (``=p224``) instead of its
+text; a name that they do not have is a parse error.
+
 Code checks two things in the reasoning (`corrected`). Small models read both sides of a comparison correctly
 and still decide by habit, so the verdict of ``LEAD, LEFT = RIGHT: yes`` is recomputed. And where the prompt
 says ``red apple: carried, raw``, a clause that opens with ``red apple: `` must repeat it: a policy soon finds
@@ -19,7 +22,7 @@ out that the model writes what a goal needs instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dreamgym.config import ExperienceConfig
@@ -62,6 +65,8 @@ class ParsedReply:
 
 SelectFacts = Callable[[WorldSheet, str], Sequence[str]]
 """Renders the facts of a sheet that an action (``start`` for the first state) needs, one line each."""
+StateTexts = Callable[[Task, WorldSheet], Mapping[str, str]]
+"""The texts of the states that the facts of a sheet determine, by short names."""
 
 
 class PromptSettings(ExperienceConfig):
@@ -71,6 +76,8 @@ class PromptSettings(ExperienceConfig):
     """The agent's name in the sheet, where it has one."""
     select_facts: SelectFacts | None = None
     """Renders the facts that an action needs; by default `sheet_lines`."""
+    state_texts: StateTexts | None = None
+    """The states that facts determine, by name; see `EnvironmentSpec.state_texts`."""
     demonstrations: int = 1
 
 
@@ -98,7 +105,7 @@ def prompt(
         f"then: {quote_action(past.action)} => {cut(past.outcome.next_state.text)}" for past in recent[:-1]
     ]
     lines += [f"then: {quote_action(past.action)}" for past in recent[-1:]]
-    lines.append(f"state: {cut(state)}")
+    lines.append(f"state: {cut(refer_state(state, task, sheet, settings))}")
     if settings.sheet and sheet is not None:
         render = settings.select_facts or (lambda sheet, action: sheet_lines(sheet, action, settings.actor))
         lines += [_FACT + escape(line) for line in render(sheet, action)]
@@ -198,6 +205,62 @@ def escape(text: str) -> str:
 
 def unescape(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
+
+
+def refer(text: str, named: Mapping[str, str]) -> str:
+    """The name of a text, or the text itself; a text that looks like a name gets a second ``=``.
+
+    >>> refer("It opens.", {"=here": "It opens."}), refer("=here", {})
+    ('=here', '==here')
+    """
+    for name, known in named.items():
+        if known == text:
+            return name
+    return f"={text}" if text.startswith("=") else text
+
+
+def resolve(text: str, named: Mapping[str, str]) -> str:
+    """The text that a reply means: the inverse of `refer`.
+
+    Raises:
+        EpisodeFailedError: the prompt has no text of this name.
+    """
+    if text.startswith("=="):
+        return text[1:]
+    if not text.startswith("="):
+        return text
+    if text not in named:
+        raise parse_error(f"expected a text or one of {', '.join(named)}, got {text[:50]!r}")
+    return named[text]
+
+
+def refer_state(text: str, task: Task, sheet: WorldSheet | None, settings: PromptSettings) -> str:
+    """The name of a state that the facts determine, or its text."""
+    return text if settings.state_texts is None else refer(text, _determined(task, sheet, settings))
+
+
+def resolve_state(text: str, task: Task, sheet: WorldSheet | None, settings: PromptSettings) -> str:
+    """The text that a reply means, given the facts after its change: the inverse of `refer_state`.
+
+    Raises:
+        EpisodeFailedError: the facts determine no state of this name.
+    """
+    named = _determined(task, sheet, settings)
+    if named and not is_name(text):
+        raise parse_error(f"expected one of {', '.join(named)}, got {text[:50]!r}")
+    return text if settings.state_texts is None else resolve(text, named)
+
+
+def is_name(text: str) -> bool:
+    """Whether a next state in a reply is the name of a text."""
+    return text.startswith("=") and not text.startswith("==")
+
+
+def _determined(task: Task, sheet: WorldSheet | None, settings: PromptSettings) -> dict[str, str]:
+    """None are where no facts are shown."""
+    if settings.state_texts is None or sheet is None or not settings.sheet:
+        return {}
+    return {f"={name}": text for name, text in settings.state_texts(task, sheet).items()}
 
 
 def start_prompt(task: Task, sheet: WorldSheet, settings: PromptSettings) -> str:

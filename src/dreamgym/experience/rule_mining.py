@@ -21,7 +21,7 @@ from dreamgym.experience.recorded_rules import (
     effects_of,
     variants_of,
 )
-from dreamgym.experience.world_sheet import apply_change, names_of
+from dreamgym.experience.world_sheet import names_of
 from dreamgym.protocols import Annotator
 from dreamgym.types import Change, Fact, Trajectory
 
@@ -78,7 +78,7 @@ async def recorded_steps(
                 refused=transition.outcome.next_state.text in refusals,
                 first=position == 0,
             )
-            sheet = apply_change(sheet, note.change)
+            sheet = sheet.after(note.change)
 
 
 def mine_rules(steps: Iterable[RecordedStep], *, actor: str | None = None) -> RecordedRules:

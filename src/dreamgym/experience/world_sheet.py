@@ -1,7 +1,7 @@
 """World sheets: the hidden facts of an episode, kept current, shown in prompts and recovered from traces.
 
 A sheet lists what was true at the start. During an episode every prediction declares which facts end and
-which begin, and `apply_change` applies them, so the model never has to derive the present from a long
+which begin, and `WorldSheet.after` applies them, so the model never has to derive the present from a long
 history. Prompts show only the facts that the action touches, because small models copy well from nearby text.
 
 The text of an action is untrusted, and so is a reply to it. A reply may end only facts that the sheet holds,
@@ -38,18 +38,6 @@ Said: TypeAlias = tuple[str, str]
 """A text of the environment, and the action that it answers (empty for none)."""
 _MAX_CHANGES = 200
 _NUMBERED = re.compile(r"(?P<kind>.*) (?P<number>[0-9]{1,9})", re.S)
-
-
-def apply_change(sheet: WorldSheet, change: Change) -> WorldSheet:
-    """The sheet after a change. Facts that begin are appended; ending an absent fact does nothing.
-
-    >>> before = WorldSheet(facts=(("in", "mug 1", "desk 1"),))
-    >>> change = Change(ended=(("in", "mug 1", "desk 1"),), begun=(("holds", "agent", "mug 1"),))
-    >>> apply_change(before, change).facts
-    (('holds', 'agent', 'mug 1'),)
-    """
-    removed = {*change.ended, *change.begun}
-    return WorldSheet(facts=(*(fact for fact in sheet.facts if fact not in removed), *change.begun))
 
 
 def violation(

@@ -14,6 +14,7 @@ from typing import Any
 from dreamgym import collection
 from dreamgym.data.datasets import builtin_dataset, dataset_path
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
+from dreamgym.distributed.setup import fitting_workers
 from dreamgym.envs.description import offers_expert
 from dreamgym.envs.registry import open_environment
 from dreamgym.errors import ConfigError, DreamGymError, MissingExtraError
@@ -65,7 +66,8 @@ class Pipeline:
         """Runs or resumes; returns the content of `summary.json`."""
         plan = self.plan
         plan.out.mkdir(parents=True, exist_ok=True)
-        given = flat(plan.config.model_dump(mode="json")) | flat(plan.extent.model_dump(mode="json"))
+        extent = plan.extent.model_dump(mode="json", exclude={"workers"})  # a run may change machines
+        given = flat(plan.config.model_dump(mode="json")) | flat(extent)
         given |= {"data": plan.data, "experience": plan.experience, "recording": plan.recording}
         work: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
             "collect": self._collect,
@@ -156,9 +158,10 @@ class Pipeline:
         recorded = self._trajectories()
         if config.train.warm_start_steps and not any(each.success for each in recorded):
             raise ConfigError(
-                f"expected successes to imitate, none of {len(recorded)} episodes succeeds: record with a "
-                "better policy (collect.policy=endpoint:NAME), add trajectories of successes (--data), or "
-                "set train.warm_start_steps=0"
+                f"expected successes to imitate, none of {len(recorded)} episodes succeeds: list "
+                "admissible actions or give examples of them (collect.actions), record with a better policy "
+                "(collect.policy=endpoint:NAME), add trajectories of successes (--data), or set "
+                "train.warm_start_steps=0"
             )
         spec = environment_of_data(config.environment.name, recorded)
         async with LanguageModels(config, folder=folder) as models:
@@ -184,11 +187,18 @@ class Pipeline:
         )
         return {"updates": progress.step, "agreement": progress.agreement, "annotator": annotator.name}
 
-    async def _train(self) -> dict[str, Any]:
+    def _workers(self) -> int:
+        """For practice: as the user says, else as the preset says and the machine has cores."""
         config = self.plan.config
+        if "workers" in config.train.model_fields_set:
+            return config.train.workers
+        return fitting_workers(config, self.plan.extent.workers)
+
+    async def _train(self) -> dict[str, Any]:
+        config, changed = self.plan.config, dict[str, Any](workers=self._workers())
         if self.plan.experience is None:
-            train = config.train.model_copy(update={"data": self.sources()})
-            config = config.model_copy(update={"train": train})
+            changed["data"] = self.sources()
+        config = config.model_copy(update={"train": config.train.model_copy(update=changed)})
 
         def on_progress(progress: Progress) -> None:
             for warning in progress.warnings:

@@ -38,6 +38,7 @@ class Extent(Section):
     explore: int = Field(description="real episodes of the policy explore, without one")
     datasets: dict[str, int] = Field(default_factory=dict, description="shipped trajectories by dataset")
     evaluation_episodes: int = Field(ge=1)
+    workers: int = Field(0, ge=0, description="processes for rollouts, at most one for each core; 0: none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

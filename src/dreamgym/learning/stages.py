@@ -9,7 +9,7 @@ from typing import Any
 
 from dreamgym.errors import ConfigError, DataError
 from dreamgym.files import write_text
-from dreamgym.training.run_dir import CHECKPOINT
+from dreamgym.training.run_dir import CHECKPOINT, differences
 
 STAGES_FILE = "stages.json"
 _OF_TRAINING = ("train.", "learner.", "agent.", "curriculum.", "prompted.")
@@ -40,8 +40,9 @@ class Stages:
             raise DataError(
                 f"{self._file}: expected the stages of a run of learn; choose another --out"
             ) from None
-        for name in sorted(before.keys() | self._given.keys()):
-            if before.get(name) != self._given.get(name) and not self._may_change(out, name):
+        places = [Path(str(given.get("train.out", ""))) for given in (before, self._given)]
+        for name in differences(before, self._given, *places):
+            if not self._may_change(out, name):
                 raise ConfigError(
                     f"{out} was started with {name}={before.get(name)!r}, got {self._given.get(name)!r}; "
                     "choose another --out, or use the same settings to resume"

@@ -64,7 +64,7 @@ def convert_gguf(file: Path, out: Path, *, tokenizer: Path | None = None) -> int
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the weights are dequantized now; else they could not be saved
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     with atomic_directory(out) as fresh:
         model.save_pretrained(fresh)

@@ -11,6 +11,7 @@ import hmac
 import logging
 import time
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from dreamgym.data.schema import explain
 from dreamgym.errors import ConfigError, EpisodeFailedError
 from dreamgym.models.schema_choices import schema_choices
+from dreamgym.models.weight_updates import ROUTES, WeightUpdates
 from dreamgym.protocols import LanguageModel
 from dreamgym.types import Completion, CompletionRequest, FailureKind
 
@@ -91,9 +93,19 @@ class _Body(BaseModel):
 
 
 def model_app(
-    name: str, *, plain: LanguageModel, chat: LanguageModel, context: int | None = None, key: str = ""
+    name: str,
+    *,
+    plain: LanguageModel,
+    chat: LanguageModel,
+    context: int | None = None,
+    key: str = "",
+    updates: WeightUpdates | None = None,
 ) -> Starlette:
-    """`plain` answers completions, `chat` chats; clients must send the API key, if there is one."""
+    """`plain` answers completions, `chat` chats; clients must send the API key, if there is one. `updates`
+    lets them replace the weights."""
+
+    def served() -> str:
+        return name if updates is None else updates.adapter or name
 
     async def complete(request: Request) -> JSONResponse:
         is_chat, started = request.url.path == "/v1/chat/completions", time.perf_counter()
@@ -101,10 +113,11 @@ def model_app(
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = _Body.model_validate_json(await _read_body(request))
-            if body.model not in ("", name):
-                raise HTTPException(404, f"this server has the model {name!r} only")
-            work = (chat if is_chat else plain).complete(body.request(chat=is_chat))
-            completion = await _unless_disconnected(request, work)
+            async with updates.request() if updates is not None else nullcontext():
+                if body.model not in ("", served()):
+                    raise HTTPException(404, f"this server has the model {served()!r} only")
+                work = (chat if is_chat else plain).complete(body.request(chat=is_chat))
+                completion = await _unless_disconnected(request, work)
         except ValidationError as error:
             raise HTTPException(400, explain(error)) from None
         except ConfigError as error:
@@ -121,12 +134,25 @@ def model_app(
 
     async def models(request: Request) -> JSONResponse:
         _check_key(request, key)
-        return JSONResponse({"object": "list", "data": [{"id": name, "max_model_len": context}]})
+        return JSONResponse({"object": "list", "data": [{"id": served(), "max_model_len": context}]})
+
+    async def update(request: Request) -> JSONResponse:
+        _check_key(request, key)
+        assert updates is not None
+        try:
+            return JSONResponse(await updates.answer(request.url.path, await _read_body(request)))
+        except ValidationError as error:
+            raise HTTPException(400, explain(error)) from None
+        except ConfigError as error:
+            raise HTTPException(400, str(error)) from None
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
     posts = [Route(f"/v1/{path}", complete, methods=["POST"]) for path in ("chat/completions", "completions")]
+    if updates is not None:
+        posts += [Route(path, update, methods=["POST"]) for path in ROUTES]
+        posts.append(Route("/weight_info", update))
     return Starlette(
         routes=[*posts, Route("/v1/models", models), Route("/health", health)],
         exception_handlers={HTTPException: _http_error},

@@ -86,7 +86,7 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTo
     core.decoder = decoders.ByteLevel()
     begin = SPECIAL_TOKENS.index(BEGIN)
     core.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, begin)])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,
         eos_token=END,
@@ -141,13 +141,13 @@ def make_model(preset: str, tokenizer: Any, *, family: Family = "lfm2", seed: in
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if family == "llama":
-            model: Any = LlamaForCausalLM(LlamaConfig(**settings))  # type: ignore[no-untyped-call]
+            model: Any = LlamaForCausalLM(LlamaConfig(**settings))
         else:
             # A convolution mixes the preceding tokens into each token before each attention layer. Its width
             # of 5 distinguishes "mug 1," from "mug 2," when attention looks up the next item of a list.
             kinds = ["full_attention" if layer % 2 else "conv" for layer in range(shape.layers)]
             settings |= {"layer_types": kinds, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False}
-            model = Lfm2ForCausalLM(Lfm2Config(**settings))  # type: ignore[no-untyped-call]
+            model = Lfm2ForCausalLM(Lfm2Config(**settings))
         _scale_residual_projections(model, shape.layers)
     return model.eval()
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 import numpy as np
 
-from dreamgym.config import ReplayConfig
+from dreamgym.config import ReplayConfig, is_database
 from dreamgym.errors import ConfigError, DataError, StoreError
 from dreamgym.protocols import Embedder, Keys
 from dreamgym.replay.embedders import make_embedder
@@ -178,6 +178,7 @@ class ReplayBuffer:
         exact_limit: int = 300_000,
         capacity: int | None = None,
         max_synthetic: int | None = None,
+        reconnect_seconds: float = 120.0,
         create: bool = True,
         read_only: bool = False,
     ) -> Self:
@@ -189,13 +190,16 @@ class ReplayBuffer:
             index: `auto` is exact up to `exact_limit` rows of one environment and source, approximate above.
             capacity: rows kept; beyond it the oldest synthetic rows go, and real ones only when none is left.
             max_synthetic: at most this many of a search's k rows are synthetic, unless its filter says.
+            reconnect_seconds: how long a lost connection to a server is tried again; then `StoreError`.
             create: False to refuse a store that does not exist.
             read_only: write nothing, so that a file on read-only media or a full disk can be searched.
         """
         if capacity is not None and capacity < 1:
             raise ConfigError(f"expected a capacity of at least 1 row, got {capacity}")
         chosen = make_embedder(embedder) if isinstance(embedder, str) else embedder
-        opened, searched = _open(str(store), chosen, index, exact_limit, create=create, read_only=read_only)
+        opened, searched = _open(
+            str(store), chosen, index, exact_limit, reconnect_seconds, create=create, read_only=read_only
+        )
         try:
             return cls(opened, searched, chosen, capacity=capacity, max_synthetic=max_synthetic)
         except BaseException:
@@ -207,7 +211,7 @@ class ReplayBuffer:
         cls, store: str | Path, settings: ReplayConfig, *, create: bool = True, read_only: bool = False
     ) -> Self:
         """`open` with a run's settings."""
-        names = {"embedder", "index", "exact_limit", "capacity", "max_synthetic"}
+        names = {"embedder", "index", "exact_limit", "capacity", "max_synthetic", "reconnect_seconds"}
         return cls.open(store, **settings.model_dump(include=names), create=create, read_only=read_only)
 
     async def embed(self, pairs: Sequence[tuple[str, str]]) -> Keys:
@@ -387,10 +391,17 @@ class ReplayBuffer:
 
 
 def _open(
-    store: str, embedder: Embedder | None, index: IndexKind, limit: int, *, create: bool, read_only: bool
+    store: str,
+    embedder: Embedder | None,
+    index: IndexKind,
+    limit: int,
+    reconnect_seconds: float,
+    *,
+    create: bool,
+    read_only: bool,
 ) -> tuple[TransitionStore, MemoryIndex | PgvectorIndex]:
     identity, dimension = (embedder.identity, embedder.dimension) if embedder else (None, None)
-    if not store.startswith(("postgresql://", "postgres://")):
+    if not is_database(store):
         searched = MemoryIndex(index=index, exact_limit=limit)
         path = Path(store)
         opened = SqliteStore(path, embedder=identity, dimension=dimension, create=create, read_only=read_only)
@@ -399,7 +410,7 @@ def _open(
     from dreamgym.replay.pgvector import PgvectorIndex
     from dreamgym.replay.postgres import PostgresStore
 
-    session = PostgresSession(store)
+    session = PostgresSession(store, reconnect_seconds=reconnect_seconds)
     try:
         server = PostgresStore(session, embedder=identity, dimension=dimension, create=create)
         if index == "approximate":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +21,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ATTEMPTS: Final = 6
+RECONNECT_SECONDS: Final = 120.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+"""Seconds between two attempts; doubled each time."""
 _LOCK_SECONDS: Final = 30
+_DEFAULTS: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""A server that has vanished without a word is noticed after a minute, not after two hours."""
 
 
 class HalfVector:
@@ -41,17 +53,19 @@ def half_vectors(raw: Sequence[bytes], dimension: int) -> Keys:
 class PostgresSession:
     """One connection for reading and one for writing, each used by one thread at a time.
 
-    A transaction whose connection broke is tried again on a new one, so what it does must be harmless to do
-    twice.
+    A transaction whose connection broke is tried again on a new one, for `reconnect_seconds`: the server may
+    have been restarted. Whether the first attempt was committed is then unknown, so what a transaction does
+    must be harmless to do twice.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, reconnect_seconds: float = RECONNECT_SECONDS) -> None:
         try:
             import psycopg
         except ImportError:
             raise MissingExtraError("a store on PostgreSQL", "postgres") from None
         self._psycopg = psycopg
         self._address = address
+        self._reconnect_seconds = reconnect_seconds
         self.name = self._shown()
         self.reading = threading.RLock()
         self._writing = threading.RLock()
@@ -85,7 +99,8 @@ class PostgresSession:
             self._connections.clear()
 
     def _run(self, role: Literal["read", "write"], work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        for attempt in range(_ATTEMPTS):
+        deadline, wait = math.inf, _FIRST_WAIT
+        while True:
             try:
                 db = self._connected(role)
                 with db.transaction():
@@ -93,12 +108,13 @@ class PostgresSession:
             except self._psycopg.Error as error:
                 known = self._connections.get(role)
                 lost = isinstance(error, self._psycopg.OperationalError) and (known is None or known.closed)
+                deadline = min(deadline, time.monotonic() + self._reconnect_seconds)
                 # A server that never answered is a wrong address; one that did may be back in a moment.
-                if not (lost and self._reached) or attempt + 1 == _ATTEMPTS:
+                if not (lost and self._reached) or time.monotonic() >= deadline:
                     raise self._explained(error) from error
                 self._connections.pop(role, None)
-                time.sleep(0.1 * 2**attempt)
-        raise AssertionError("the last attempt returns or raises")
+            time.sleep(wait * random.uniform(0.5, 1.0))  # many workers must not connect at the same moment
+            wait = min(2 * wait, _LONGEST_WAIT)
 
     def _connected(self, role: Literal["read", "write"]) -> psycopg.Connection[Any]:
         if role not in self._connections:
@@ -108,7 +124,9 @@ class PostgresSession:
         return self._connections[role]
 
     def _connect(self) -> psycopg.Connection[Any]:
-        db = self._psycopg.connect(self._address, application_name="dreamgym", connect_timeout=10)
+        conninfo = self._psycopg.conninfo
+        chosen = _DEFAULTS | conninfo.conninfo_to_dict(self._address) | {"application_name": "dreamgym"}
+        db = self._psycopg.connect(conninfo.make_conninfo(**chosen))
         self._reached = True
         db.autocommit = True  # transactions are opened where they are meant
         db.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
@@ -130,7 +148,8 @@ class PostgresSession:
             "55P03": f"another session has held its lock for {_LOCK_SECONDS} s: wait for it or end it",
             "58P01": "install pgvector on the server, then try again",
             "0A000": "install pgvector 0.7 or newer on the server, then try again",
-            "42501": "ask for the right to create tables in this schema and the extension 'vector'",
+            "42704": "install pgvector 0.7 or newer on the server, then ALTER EXTENSION vector UPDATE",
+            "42501": "ask for the right to create schemas, tables and the extension 'vector'",
         }
         advice = codes.get(error.sqlstate or "", "check that the server is up and the address is right")
         return StoreError(f"{self.name}: {str(error).strip()}; {advice}")

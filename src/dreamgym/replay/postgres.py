@@ -239,7 +239,8 @@ class PostgresStore:
     ) -> None:
         # Two processes may find nothing and create at the same time: let them take turns.
         db.execute("SELECT pg_advisory_xact_lock(hashtext('dreamgym.replay'))")
-        if _one(db, "SELECT to_regclass('replay_store')")[0] is None:
+        # Not the table of another schema in the search path.
+        if _one(db, "SELECT to_regclass(quote_ident(current_schema()) || '.replay_store')")[0] is None:
             if not create or embedder is None or dimension is None:
                 raise nothing_there(self.name)
             db.execute("CREATE EXTENSION IF NOT EXISTS vector")

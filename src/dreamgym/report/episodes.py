@@ -44,6 +44,8 @@ class Kept:
     """Real episodes with the actions of a synthetic one, by its id."""
     evaluations: list[Trajectory] = field(default_factory=list)
     """Real episodes of the same tasks by each policy that was evaluated."""
+    audit_steps: int = 0
+    """Real steps of `dreamgym experience audit`."""
     total: int = 0
     successes: int = 0
     shown: Shown = field(default_factory=dict)
@@ -52,7 +54,12 @@ class Kept:
 def keep(run: Path, limit: int, problems: Problems) -> Kept:
     """The trajectories in a run directory and its subdirectories: those that were replayed in reality, and
     others evenly spaced, at most `limit`; and real episodes of evaluations."""
-    kept = Kept(replays=_replays(run, problems), evaluations=_evaluations(run, problems) if limit else [])
+    audited = list(_all(run / AUDIT, problems))
+    kept = Kept(
+        replays=_audits_of_training(run, problems) | {each.id: each for each in audited},
+        evaluations=_evaluations(run, problems) if limit else [],
+        audit_steps=sum(map(len, audited)),
+    )
     replayed: list[Trajectory] = []
     spaced: list[Trajectory] = []
     stride = 1
@@ -72,7 +79,7 @@ def keep(run: Path, limit: int, problems: Problems) -> Kept:
     return kept
 
 
-def _replays(run: Path, problems: Problems) -> dict[str, Trajectory]:
+def _audits_of_training(run: Path, problems: Problems) -> dict[str, Trajectory]:
     found: dict[str, Trajectory] = {}
     for row in read_rows(run / AUDITS, problems):
         try:
@@ -80,8 +87,6 @@ def _replays(run: Path, problems: Problems) -> dict[str, Trajectory]:
                 found[str(row.get("episode"))] = decode_trajectory(row["trajectory"])
         except DataError as error:
             problems.add(error)
-    for trajectory in _all(run / AUDIT, problems):
-        found[trajectory.id] = trajectory
     return found
 
 

@@ -69,10 +69,10 @@ def _about(run: Run) -> Iterator[str]:
 
 
 def _compared(run: Run) -> tuple[Evaluated | None, Evaluated | None, tuple[Point, int] | None]:
-    """The newest paired comparison; else the first and the last validation."""
-    if run.evaluations and run.compared and run.comparisons:
-        _, difference, episodes = run.comparisons[-1]
-        return run.compared[-1], run.evaluations[-1], (difference, episodes)
+    """The newest comparison with an earlier policy of the run; else the first and the last validation."""
+    own = [each for each in run.comparisons if each.before.run == each.after.run]
+    if own:
+        return own[-1].before, own[-1].after, (own[-1].difference, own[-1].episodes)
     if run.evaluations:
         return None, run.evaluations[-1], None
     if len(run.validation) > 1:
@@ -142,4 +142,6 @@ def settings_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, tuple):  # in a file it is a list
+        value = list(value)
     return NOTHING if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -70,7 +70,7 @@ def page(runs: Sequence[Run], recorded: Sequence[Trajectory] = (), *, live: str 
             _section(
                 "fidelity",
                 "Fidelity and drift",
-                [_table(fidelity_sheet(runs)), *map(_figure, fidelity_charts(runs))],
+                [_optional(fidelity_sheet(runs)), *map(_figure, fidelity_charts(runs))],
             ),
             _section(
                 "cost",

@@ -48,6 +48,21 @@ class Evaluated:
     seconds: float | None = None
     families: tuple[tuple[str, Point, int], ...] = ()
 
+    @property
+    def run(self) -> str:
+        """The path of its run, as it was when it was evaluated; empty for a language model."""
+        return self.policy.rpartition("@")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Two policies on the same episodes."""
+
+    before: Evaluated
+    after: Evaluated
+    difference: Point
+    episodes: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -77,8 +92,8 @@ class Run:
     """Evaluations afterwards, by `dreamgym evaluate`, oldest first."""
     compared: list[Evaluated] = field(default_factory=list)
     """Evaluations of the policies that this one was compared with."""
-    comparisons: list[tuple[str, Point, int]] = field(default_factory=list)
-    """Paired differences: (other policy, difference, number of episodes)."""
+    comparisons: list[Compared] = field(default_factory=list)
+    """Of the two, paired."""
     audit: tuple[int, int] | None = None
     """Successes in the dream that were replayed in reality, and how many of them are real."""
     stages: list[Stage] = field(default_factory=list)
@@ -147,8 +162,6 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
         run.world = "real"
     run.usage = read_object(path / USAGE, problems)
     _read_evaluations(run)
-    if run.steps:
-        _add_stages_around(run)
     run.pool = summarize_pool(path / "tasks.jsonl", problems)
     for file in sorted(path.glob("fidelity*.json"))[:_MOST_FILES]:
         measured = read_object(file, problems)
@@ -156,6 +169,8 @@ def read_run(name: str, path: Path, *, episodes: int) -> Run:
             run.fidelity.append((file.stem.removeprefix("fidelity").removeprefix("-no-"), measured))
     run.fine_tuning = items(read_json(path / CURVE, problems), dict)
     run.kept = keep(path, episodes, problems)
+    if run.steps:
+        _add_stages_around(run)
     dreamt = [each for each in run.kept.episodes if each.success and each.id in run.kept.replays]
     if dreamt:
         run.audit = len(dreamt), sum(run.kept.replays[each.id].success for each in dreamt)
@@ -212,7 +227,7 @@ def _stages(spent: Row) -> list[Stage]:
 
 
 def _add_stages_around(run: Run) -> None:
-    """What recording, fine-tuning and later evaluations cost, which the run itself does not count."""
+    """What recording, fine-tuning, later evaluations and audits cost, which the run itself does not count."""
     stages = row_at(read_object(run.path.parent / STAGES, run.problems), "stages")
     for key, name in (("collect", "recording"), ("experience", "fine-tuning the experience model")):
         row = row_at(stages, key)
@@ -228,6 +243,9 @@ def _add_stages_around(run: Run) -> None:
         seconds = [each.seconds or 0.0 for each in [*run.evaluations, *run.compared]]
         amounts = {"real_steps": float(sum(steps)), "synthetic_steps": None, "seconds": sum(seconds)}
         run.stages.append(Stage(name="evaluation afterwards", amounts=amounts))
+    if run.kept.audit_steps:
+        amounts = {"real_steps": float(run.kept.audit_steps), "synthetic_steps": None, "seconds": None}
+        run.stages.append(Stage(name="audit afterwards", amounts=amounts))
 
 
 def _flat(row: Row, prefix: str = "") -> dict[str, object]:
@@ -245,12 +263,13 @@ def _read_evaluations(run: Run) -> None:
     files = [*run.path.glob("evaluation*.json"), *run.path.glob("evaluation*/*.json")]
     for file in sorted(files, key=_changed)[:_MOST_FILES]:
         stored = read_object(file, run.problems) or {}
-        for row, where in ((stored, run.evaluations), (row_at(stored, "other"), run.compared)):
-            if (found := _evaluated(row)) is not None:
-                where.append(found)
-        comparison = row_at(stored, "comparison")
-        if (difference := estimate(comparison.get("difference"))) is not None:
-            run.comparisons.append((str(comparison.get("against")), *difference))
+        after, before = _evaluated(stored), _evaluated(row_at(stored, "other"))
+        run.evaluations += [after] if after is not None else []
+        run.compared += [before] if before is not None else []
+        difference = estimate(row_at(stored, "comparison").get("difference"))
+        if after is not None and before is not None and difference is not None:
+            point, episodes = difference
+            run.comparisons.append(Compared(before=before, after=after, difference=point, episodes=episodes))
 
 
 def _changed(file: Path) -> tuple[float, str]:

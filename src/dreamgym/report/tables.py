@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dreamgym.charts import Chart, Line, Point, short
-from dreamgym.printable import printable
+from dreamgym.printable import printable, short_names
 from dreamgym.report.run_reader import Evaluated, Run, estimate
 from dreamgym.report.safe_reading import Row, items, number, row_at
 
@@ -164,18 +164,22 @@ def turned(sheet: Sheet) -> Sheet:
 
 def evaluation_sheet(runs: Sequence[Run]) -> Sheet:
     rows: list[tuple[str, ...]] = []
+    evaluated = {each.policy for run in runs for each in [*run.evaluations, *run.compared]}
+    labels = dict(zip(evaluated, short_names(list(evaluated)), strict=True))
     for run in runs:
         for each in [*run.evaluations, *run.compared] or run.validation[-1:]:
             steps = NOTHING if each.real_steps is None else str(each.real_steps)
             seconds = NOTHING if each.seconds is None else f"{each.seconds:.0f}"
-            name = (run.name, each.policy, " ".join((each.environment, each.split)).strip())
+            policy = labels.get(each.policy, each.policy)
+            name = (run.name, policy, " ".join((each.environment, each.split)).strip())
             rows.append((*name, "all", share(each.success, each.episodes), steps, seconds))
             if len(each.families) > 1:
                 for family, found, episodes in each.families:
                     rows.append(("", "", "", family, share(found, episodes), "", ""))
-        for against, difference, episodes in run.comparisons:
-            difference_text = share(difference, episodes, sign=True)
-            rows.append((run.name, f"difference, paired: {against}", "", "all", difference_text, "", ""))
+        for pair in run.comparisons:
+            names = f"difference, paired: {labels[pair.after.policy]} − {labels[pair.before.policy]}"
+            difference = share(pair.difference, pair.episodes, sign=True)
+            rows.append((run.name, names, "", "all", difference, "", ""))
     return Sheet(
         title="Evaluation in the real environment",
         columns=("run", "policy", "split", "family", "success [95%] (episodes)", "real steps", "seconds"),
@@ -302,8 +306,8 @@ def _success_lines(runs: Sequence[Run]) -> Iterator[Line]:
 
 def _real_points(run: Run) -> tuple[Point, ...]:
     """Real success by training step: validation, and evaluations of policies that the run saved."""
-    own = f"{run.path.resolve()}@"
-    after = [each for each in [*run.evaluations, *run.compared] if each.policy.startswith(own)]
+    own = {each.run for each in run.evaluations} - {""}  # not its path: it may have been moved since
+    after = [each for each in [*run.evaluations, *run.compared] if each.run in own]
     return tuple(sorted((each.success for each in [*run.validation, *after]), key=lambda point: point.x))
 
 

@@ -32,6 +32,8 @@ Updating: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Entered while weights change: `LocalLanguageModel.updating` if one serves them."""
 _BETAS = (0.9, 0.95)
 _PARALLEL_PARTS = 4
+_LEAST_WORK = 100_000_000
+"""Parameters times tokens of a pass that is worth its overhead; of a smaller one Python takes most."""
 
 
 class Trainable(Protocol):
@@ -214,13 +216,18 @@ class ModelOptimizer:
         return thread_pool(torch.get_num_threads()).submit(function, *arguments).result()
 
     def _max_tokens(self, sequences: Sequence[PackedSequence]) -> float:
-        """Small models: a quarter of the batch at most, so that two cores have about the same to do."""
+        """Small models: a quarter of the batch if that is worth a pass, so that two cores have about the same
+        to do."""
         limit, parts = self.micro_tokens(sequences), self._config.processes
-        if runs_in_parallel(self._parameters):
+        small = runs_in_parallel(self._parameters)
+        if small:
             parts *= _PARALLEL_PARTS
         if parts == 1:
             return limit
-        return min(limit, sum(len(sequence.tokens) for sequence in sequences) / parts)
+        share = sum(len(sequence.tokens) for sequence in sequences) / parts
+        if small and self._config.processes == 1:
+            share = max(share, _LEAST_WORK / sum(parameter.numel() for parameter in self._parameters))
+        return min(limit, share)
 
     def _make_optimizers(self) -> list[tuple[torch.optim.Optimizer, float]]:
         """Each with its learning rate."""

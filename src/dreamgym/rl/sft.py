@@ -94,7 +94,7 @@ class SFT:
         )
         device = self._optimizer.logprobs.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(derive_seed("dropout", self._seed, self.steps))
+            _seed_dropout(derive_seed("dropout", self._seed, self.steps), device)
             loss_of = functools.partial(mean_negative_logprob, tokens=tokens)
             metrics = self._optimizer.apply(sequences, loss_of, lr_scale=lr_scale)
         self.steps += 1
@@ -145,6 +145,14 @@ class SFT:
         check_same_settings(self._settings(), stored["settings"])
         self._optimizer.load_state_dict(stored)
         self.steps = stored["steps"]
+
+
+def _seed_dropout(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` also remembers a stack trace for every kind of device that is never used."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def mean_negative_logprob(found: TokenLogProbs, *, tokens: int) -> Loss:

@@ -278,8 +278,13 @@ async def _answers(environment: Environment, kind: str, action: str) -> bool:
         raise
     except Exception as error:
         raise CheckFailed(f"{kind}, {shown(action)}: {type(error).__name__}: {error}") from None
-    if kind != "a disguise" and (outcome.reward or outcome.success or outcome.terminated):
-        raise CheckFailed(f"{kind}, {shown(action)}: it ended or was rewarded: {outcome!r}")
+    if kind != "a disguise" and (outcome.reward or outcome.success):
+        raise CheckFailed(f"{kind}, {shown(action)}: expected no reward, got {outcome.reward:g}")
+    if kind != "a disguise" and outcome.terminated:
+        raise CheckFailed(
+            f"{kind}, {shown(action)}: it terminated the episode; if that is a limit of steps, set "
+            "horizon or truncated"
+        )
     return outcome.over
 
 

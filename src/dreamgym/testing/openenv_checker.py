@@ -29,6 +29,7 @@ from dreamgym.errors import EndpointError, EpisodeFailedError
 from dreamgym.testing.checks import HOSTILE_ACTIONS
 from dreamgym.testing.env_checker import CheckReport, OnCheck, run_check
 from dreamgym.testing.episode_probe import NONSENSE, CheckFailed, CheckSkipped, shown
+from dreamgym.testing.tabular_learner import TabularLearner
 from dreamgym.types import Task
 
 _HIDDEN = {
@@ -38,8 +39,7 @@ _HIDDEN = {
 """Names of fields that a policy must not see."""
 _WORDS = ("look", "inventory", "help", NONSENSE)
 """Actions where a server lists none and none are given."""
-_STEPS = 12
-_TASKS = 8
+_STEPS, _TASKS = 12, 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -292,46 +292,21 @@ async def is_learnable(server: Server) -> str:
         if max(everything) <= min(everything):
             raise CheckSkipped(f"every one of {len(everything)} random episodes returned {everything[0]:g}")
         best = max(tasks, key=lambda task: statistics.fmean(returns[task.id] or [0.0]))
-        learner = _TabularLearner()
+        learner = TabularLearner(_WORDS)
         learnt = []
         for number in range(server.episodes):
-            learnt.append(await learner.episode(server, connection, best, longest))
+            played = await server.play(connection, best, learner.choose, longest)
+            learner.update([float(each.reward or 0.0) for each in played.replies])
+            learnt.append(played.total)
             server.say(f"{number + 1} episodes of learning")
     first, last = (statistics.fmean(part) for part in (returns[best.id], learnt[-len(learnt) // 4 :]))
-    spread = f"mean {statistics.fmean(everything):.2f}, variance {statistics.pvariance(everything):.3f}"
-    found = (
-        f"returns of random actions: {spread}; a tabular learner on {best.id!r}: {first:.2f} to {last:.2f}"
+    spread = (
+        f"mean return {statistics.fmean(everything):.2f}, variance {statistics.pvariance(everything):.3f}"
     )
+    found = f"random actions: {spread}; a tabular learner on {best.id!r}: {first:.2f} to {last:.2f}"
     if last <= first < max(everything):
         raise CheckFailed(f"{found} in {server.episodes} episodes")
     return found
-
-
-class _TabularLearner:
-    """Q-learning on observed texts."""
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[str, str], float] = defaultdict(float)
-        self._rng = random.Random(0)
-        self._explore = 1.0
-
-    async def episode(self, server: Server, connection: Connection, task: Task, steps: int) -> float:
-        visited: list[tuple[str, str]] = []
-
-        def choose(text: str, actions: Sequence[str]) -> str:
-            candidates = list(actions) or list(_WORDS)
-            greedy = max(candidates, key=lambda each: (self._values[text, each], self._rng.random()))
-            action = self._rng.choice(candidates) if self._rng.random() < self._explore else greedy
-            visited.append((text, action))
-            return action
-
-        played = await server.play(connection, task, choose, steps)
-        self._explore = max(0.05, self._explore * 0.97)
-        later = 0.0
-        for key, reply in zip(reversed(visited), reversed(played.replies), strict=False):
-            later = float(reply.reward or 0.0) + 0.9 * later
-            self._values[key] += 0.5 * (later - self._values[key])
-        return played.total
 
 
 CHECKS: dict[str, Callable[[Server], Awaitable[str]]] = {
@@ -388,18 +363,15 @@ async def check_openenv(
 
 async def _earns_nothing(what: str, step: Awaitable[Reply]) -> None:
     """A refusal is fine; a reply must not reward."""
-    try:
+    with suppress(EpisodeFailedError):
         reply = await step
-    except EpisodeFailedError:
-        return
-    if float(reply.reward or 0.0) > 0:
-        raise CheckFailed(f"{what}: reward {reply.reward}: {_shown(reply)}")
+        if float(reply.reward or 0.0) > 0:
+            raise CheckFailed(f"{what}: reward {reply.reward}: {_shown(reply)}")
 
 
 async def _vanish(server: OpenEnvServer) -> None:
     """Open a session and drop the connection, as a killed client does."""
-    place = urlsplit(server.url)
-    if place.scheme != "http":
+    if (place := urlsplit(server.url)).scheme != "http":
         raise CheckSkipped("needs an http:// address")
     try:
         reader, writer = await asyncio.open_connection(place.hostname, place.port or 80)

@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dreamgym.agents import LanguageModelPolicy, next_prompt_tokens, prompt_reply_pairs, tokenize
+from dreamgym.agents import next_prompt_tokens, policy_factory, prompt_reply_pairs, tokenize
 from dreamgym.config import HF_PREFIX, AgentConfig, Config, Device, TrainConfig, validate
 from dreamgym.errors import ConfigError, StoreError
 from dreamgym.files import atomic_directory
-from dreamgym.protocols import Environment
 from dreamgym.rollouts import PolicyFactory
 from dreamgym.training.model_setup import (
     Precision,
@@ -144,13 +143,7 @@ class Agent:
     def policy_factory(self, name: str | None = None, *, temperature: float | None = None) -> PolicyFactory:
         """Makes the policy of each episode."""
         config = self.config.at_temperature(temperature)
-
-        def make_policy(environment: Environment, conversation: str, seed: int) -> LanguageModelPolicy:
-            return LanguageModelPolicy(
-                self.language_model, config, conversation=conversation, seed=seed, name=name or self.name
-            )
-
-        return make_policy
+        return policy_factory(self.language_model, config, name or self.name)
 
     def warm_start(
         self, trajectories: Sequence[Trajectory], *, steps: int = 300, seed: int = 0, **settings: Any
@@ -206,10 +199,11 @@ class Agent:
         with self.language_model.updating():
             restore(trainable_weights(self.model), weights)
 
-    def save(self, folder: Path | str) -> None:
-        """In the Hugging Face format, LoRA merged; the directory is replaced as a whole."""
+    def save(self, folder: Path | str, *, merge: bool = True) -> None:
+        """In the Hugging Face format; the directory is replaced as a whole. With `merge` LoRA is merged,
+        without it only the adapter is written."""
         model = self.model
-        if hasattr(model, "merge_and_unload"):
+        if merge and hasattr(model, "merge_and_unload"):
             model = copy.deepcopy(model).merge_and_unload()
         _save(model, self.tokenizer, Path(folder))
 
@@ -245,10 +239,14 @@ def make_agent(config: Config, trajectories: Sequence[Trajectory], folder: Path)
     return open_agent(config, folder)
 
 
+def weights_source(config: Config, folder: Path) -> str:
+    """Where the run's model before its first update is: ``hf:`` and a directory or a name."""
+    return f"{HF_PREFIX}{folder / BASE}" if (folder / BASE).exists() else config.agent.model
+
+
 def open_agent(config: Config, folder: Path) -> Agent:
-    agent = config.agent
+    agent, source = config.agent, weights_source(config, folder)
     from_scratch = not agent.model.startswith(HF_PREFIX)
-    source = f"{HF_PREFIX}{folder / BASE}" if (folder / BASE).exists() else agent.model
     loaded = load_pretrained(agent, source, config.seed, section="agent", from_scratch=from_scratch)
     loaded.model.eval()
     if agent.gradient_checkpointing:

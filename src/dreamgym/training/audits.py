@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dreamgym.data.schema import decode_trajectory, encode_trajectory
 from dreamgym.envs.wrappers import StepCounter, TimeLimit
@@ -31,6 +31,9 @@ from dreamgym.seeding import derive_seed
 from dreamgym.training.metrics import Row
 from dreamgym.types import Decision, RolloutGroup, State, Task, Trajectory, Transition
 
+if TYPE_CHECKING:
+    from dreamgym.training.experience_versions import ExperienceVersions
+
 LOG = "audits.jsonl"
 POLICY = "audit"
 """`Provenance.policy` of a replayed episode."""
@@ -46,9 +49,8 @@ class Updater(Protocol):
         self, step: int, fresh: Sequence[Trajectory], earlier: Sequence[Trajectory]
     ) -> dict[str, Any]: ...
 
-    def load(self, version: int) -> None: ...
-
-    def keep(self, versions: Iterable[int]) -> None: ...
+    @property
+    def versions(self) -> ExperienceVersions: ...
 
 
 class AuditLog:
@@ -94,8 +96,9 @@ class AuditLog:
         return found if [turn.action for turn in found.transitions] == wanted[: len(found)] else None
 
     def trajectories(self, *, before: int) -> list[Trajectory]:
-        """Of audits of earlier steps."""
-        return [found for (step, _), found in self._ended.items() if found is not None and step < before]
+        """Of audits of earlier steps, in an order that does not depend on which ended first."""
+        ended = sorted(self._ended.items(), key=lambda each: each[0])
+        return [found for (step, _), found in ended if found is not None and step < before]
 
     def close(self) -> None:
         self._log.close()
@@ -111,6 +114,26 @@ def _decode(line: bytes) -> dict[str, Any]:
     if not right:
         raise DataError(f"expected a row of an audit, got {line[:200]!r}")
     return dict(row)
+
+
+Replayed: TypeAlias = tuple[Trajectory | None, int]
+"""A real episode, None if it failed, and the environment steps that it took."""
+Replayer: TypeAlias = Callable[[ActionList, str], Awaitable[Replayed]]
+"""Takes actions in reality; the text is the id of the trajectory."""
+
+
+async def replay(real: EnvironmentFactory, actions: ActionList, trajectory_id: str) -> Replayed:
+    """A `Replayer` in this process."""
+    counted = StepCounter(TimeLimit(real, len(actions.actions)))
+    result = await run_episode(
+        lambda: counted.make(actions.task, seed=actions.seed),
+        lambda environment: _Replaying(actions.actions),
+        trajectory_id=trajectory_id,
+        task=actions.task,
+        seed=actions.seed,
+        retries=0,
+    )
+    return (result if isinstance(result, Trajectory) else None), counted.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +152,7 @@ class Audits:
 
     def __init__(
         self,
-        real: EnvironmentFactory,
+        replayer: Replayer,
         log: AuditLog,
         *,
         every: int,
@@ -137,27 +160,37 @@ class Audits:
         recorded: Sequence[Trajectory] = (),
         updater: Updater | None = None,
         seed: int = 0,
+        kept_versions: int = 2,
     ) -> None:
         """
         Args:
+            replayer: plays the real episodes.
             every: training steps between audits.
             steps: the most real steps of an audit.
             recorded: real trajectories of the tasks, whose seeds are used again.
             updater: None leaves the experience model as it is.
+            kept_versions: of the experience model; a crash may go back to the version before.
         """
-        self._real, self._log = real, log
+        self.replayer = replayer
+        """Workers replace it."""
+        self._log = log
         self._every, self._steps = every, steps
         self._seeds = {each.task.id: each.seed for each in recorded}
         self._actions = [(each.id, turn.action) for each in recorded for turn in each.transitions]
         self._updater = updater
         self._seed = seed
-        self._version = 0
+        self._kept = kept_versions
         self.fresh: list[Trajectory] = []
         """Real trajectories of the last audit."""
 
     @property
     def real_steps(self) -> int:
         return self._log.steps
+
+    @property
+    def version(self) -> int:
+        """Of the experience model: the step of the last audit that changed it, 0 for none."""
+        return 0 if self._updater is None else self._updater.versions.version
 
     def due(self, step: int) -> bool:
         return self._every > 0 and step > 0 and step % self._every == 0
@@ -180,9 +213,7 @@ class Audits:
         if self._updater is not None and self.fresh:
             earlier = self._log.trajectories(before=step)
             update = await self._updater.update(step, self.fresh, earlier)
-            if update.get("kept"):
-                self._updater.keep([self._version, step])
-                self._version = step
+            self._updater.versions.keep(self._kept)
         return {
             "kind": "audit",
             "step": step,
@@ -218,20 +249,11 @@ class Audits:
 
     async def _play(self, step: int, dreamt: Trajectory) -> Trajectory | None:
         """The same actions in reality; None if the real episode failed."""
-        actions = tuple(turn.action for turn in dreamt.transitions)
-        counted = StepCounter(TimeLimit(self._real, len(actions)))
-        seed = self._seeds.get(dreamt.task.id, 0)
-        self._log.begin(step, dreamt.id, len(actions))
-        result = await run_episode(
-            lambda: counted.make(dreamt.task, seed=seed),
-            lambda environment: _Replaying(actions),
-            trajectory_id=f"audit-{step:06d}-{dreamt.id}",
-            task=dreamt.task,
-            seed=seed,
-            retries=0,
-        )
-        real = result if isinstance(result, Trajectory) else None
-        self._log.end(step, dreamt.id, counted.steps, real)
+        taken = tuple(turn.action for turn in dreamt.transitions)
+        actions = ActionList(task=dreamt.task, actions=taken, seed=self._seeds.get(dreamt.task.id, 0))
+        self._log.begin(step, dreamt.id, len(taken))
+        real, steps = await self.replayer(actions, f"audit-{step:06d}-{dreamt.id}")
+        self._log.end(step, dreamt.id, steps, real)
         return real
 
     def _row(self, found: Audit, pairs: Sequence[tuple[Trajectory, Trajectory]]) -> dict[str, Any]:
@@ -248,12 +270,11 @@ class Audits:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"version": self._version}
+        return {"version": self.version}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        self._version = int(stored["version"])
-        if self._version and self._updater is not None:
-            self._updater.load(self._version)
+        if self._updater is not None:
+            self._updater.versions.load(int(stored["version"]))
 
     def close(self) -> None:
         self._log.close()

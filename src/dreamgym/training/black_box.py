@@ -32,6 +32,7 @@ from dreamgym.experience.recorded_patterns import (
     start_tells,
     success_forms,
 )
+from dreamgym.experience.shared_outcomes import SharedOutcomes, shared_outcomes
 from dreamgym.experience.support import Evidence, Support, fit_support, kinds_seen
 from dreamgym.files import write_text
 from dreamgym.protocols import Retriever
@@ -70,7 +71,9 @@ async def write_knowledge(
     """Mine the recordings and fit the support score of the fine-tuned model in `folder`."""
     from dreamgym.training.experience_loading import OWN_BUFFER
 
-    knowledge = mine_knowledge(recorded)
+    mined = mine_knowledge(recorded)
+    training = [each for each in recorded if not held_out(each.task.id, config.experience.validation)]
+    knowledge = replace(mined, shared=shared_outcomes(training))  # else it would know the held-out replies
     with ExitStack() as stack:
         if retriever is None and (folder / OWN_BUFFER).exists():
             retriever = stack.enter_context(
@@ -100,7 +103,7 @@ async def write_knowledge(
         "exact_by_reasoning": compared,
         "supported": [_measure(scored, bound) for bound in (0.25, 0.5, 0.75, 0.9)],
     }
-    save_knowledge(replace(knowledge, support=support), folder, measured)
+    save_knowledge(replace(knowledge, shared=mined.shared, support=support), folder, measured)
 
 
 def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
@@ -116,6 +119,7 @@ def mine_knowledge(recorded: Sequence[Trajectory]) -> BlackBoxKnowledge:
         forms=action_forms(recorded, names, inert.replies),
         inert=inert,
         certain=determined(recorded, inert),
+        shared=shared_outcomes(recorded),
         successes=success_forms(recorded, names),
         support=Support(seen=kinds_seen(recorded)),
         refusal=refusal_text(recorded),
@@ -225,6 +229,12 @@ def save_knowledge(
             "lengths": dict(sorted(knowledge.certain.lengths.items())),
             "agreement": dict(sorted(knowledge.certain.agreement.items())),
         },
+        "shared": {
+            "words": sorted(knowledge.shared.words),
+            "lengths": dict(sorted(knowledge.shared.lengths.items())),
+            "agreement": dict(sorted(knowledge.shared.agreement.items())),
+            "replies": dict(sorted(knowledge.shared.replies.items())),
+        },
         "successes": sorted(knowledge.successes),
         "refusal": knowledge.refusal,
         "reasoning": knowledge.reasoning,
@@ -258,6 +268,12 @@ def read_knowledge(folder: Path) -> BlackBoxKnowledge:
             certain=Determined(
                 lengths={str(k): int(v) for k, v in stored["determined"]["lengths"].items()},
                 agreement={str(k): float(v) for k, v in stored["determined"]["agreement"].items()},
+            ),
+            shared=SharedOutcomes(
+                words=frozenset(map(str, stored["shared"]["words"])),
+                lengths={str(k): int(v) for k, v in stored["shared"]["lengths"].items()},
+                agreement={str(k): float(v) for k, v in stored["shared"]["agreement"].items()},
+                replies={str(k): str(v) for k, v in stored["shared"]["replies"].items()},
             ),
             successes=frozenset(map(str, stored["successes"])),
             refusal=str(stored["refusal"]),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from dreamgym.config import Config, TrainConfig, validate
+from dreamgym.config import Config, TrainConfig, is_database, validate
 from dreamgym.data.datasets import dataset_path
 from dreamgym.data.trajectories import read_trajectories
 from dreamgym.envs.registry import environment_horizon
@@ -121,6 +121,7 @@ class Dream(SyntheticFactory):
             or DEFAULT_HORIZON,
             refusal_ends=refusal_ends,
             unreadable=refusals[0],
+            admissible_actions=spec.dreamt_actions if spec is not None else None,
         )
 
     @classmethod
@@ -164,7 +165,7 @@ class Dream(SyntheticFactory):
         if buffer is None:
             resources.append(temporary := tempfile.TemporaryDirectory(prefix="dreamgym-"))
             buffer = Path(temporary.name) / OWN_BUFFER
-        opened = _run_sync(open_buffer(Path(buffer), config, trajectories))
+        opened = _run_sync(open_buffer(str(buffer), config, trajectories))
         dream = cls.create(config, trajectories, opened)
         dream._resources += [*resources, opened]
         return dream
@@ -253,7 +254,7 @@ def read_data(data: Data | Iterable[Data]) -> list[Trajectory]:
 
 
 async def open_buffer(
-    path: Path,
+    store: str,
     config: Config,
     trajectories: Sequence[Trajectory],
     *,
@@ -263,7 +264,8 @@ async def open_buffer(
     """The replay buffer of a run: other runs with the same experience model must not see its rows. With
     `shown`, it starts with the trajectories."""
     name = config.train.experience
-    if shown and name is not None and not names_language_model(name) and not path.exists():
+    path = None if is_database(store) else Path(store)
+    if shown and name is not None and not names_language_model(name) and path and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         copy_store(
             Path(name) / OWN_BUFFER,
@@ -271,7 +273,7 @@ async def open_buffer(
             embedder=make_embedder(config.replay.embedder).identity,
             trajectories={each.id for each in trajectories if each.transitions},
         )
-    buffer = ReplayBuffer.open_configured(path, config.replay)
+    buffer = ReplayBuffer.open_configured(store, config.replay)
     try:
         known = await buffer.known([each.id for each in trajectories]) if shown else {}
         missing = [each for each in trajectories if len(known.get(each.id, ())) < len(each)] if shown else []

@@ -161,8 +161,8 @@ def demonstrations_shown(name: str, config: Config, without: Collection[Part] = 
 
 def prompt_settings(config: ExperienceConfig, k: int, actor: str | None, environment: str) -> PromptSettings:
     spec = known_environment(environment)
-    select_facts = spec.select_facts if spec is not None else None
-    return PromptSettings(**config.model_dump(), actor=actor, select_facts=select_facts, demonstrations=k)
+    roles = {"select_facts": spec.select_facts, "state_texts": spec.state_texts} if spec is not None else {}
+    return PromptSettings(**config.model_dump(), **roles, actor=actor, demonstrations=k)
 
 
 def _load_fine_tuned(

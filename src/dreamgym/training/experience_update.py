@@ -12,33 +12,27 @@ import copy
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dreamgym.config import Config, ReplayConfig
-from dreamgym.errors import StoreError
 from dreamgym.experience.dataset import Example
 from dreamgym.experience.dataset import held_out as is_held_out
 from dreamgym.files import write_text
-from dreamgym.protocols import Annotator, LanguageModel, Retriever
+from dreamgym.protocols import Annotator, Retriever
 from dreamgym.seeding import derive_seed
 from dreamgym.training.black_box import mine_knowledge
 from dreamgym.training.experience import exchangeable_names, split_examples
-from dreamgym.training.experience_run import ExperienceRun
+from dreamgym.training.experience_versions import VERSIONS, ExperienceVersions
 from dreamgym.training.fine_tuning import MAX_LENGTH
-from dreamgym.training.model_setup import LoadedModel, exchangeable_tokens, sft_rates, with_lora
-from dreamgym.training.run_dir import RunDir
+from dreamgym.training.model_setup import LoadedModel, exchangeable_tokens, sft_rates
 from dreamgym.types import Trajectory
 
 if TYPE_CHECKING:
-    from dreamgym.models.local.language_model import LocalLanguageModel
     from dreamgym.rl.packing import PackedBatch
     from dreamgym.rl.sft import SFT
 
-VERSIONS = "experience"
-"""In the run directory of the agent: the weights after each audit."""
 _ORIGINAL = f"{VERSIONS}/original.json"
 """Held-out examples, and the share of them that the model predicted before its first update."""
 UPDATES = 30
@@ -53,33 +47,24 @@ FORGOTTEN = 0.03
 undone."""
 
 
-class Updatable(Protocol):
-    """An experience model whose weights are in this process."""
-
-    @property
-    def language_model(self) -> LanguageModel: ...
-
-    def weights_changed(self) -> None: ...
-
-
 class ExperienceUpdater:
     """Updates the weights behind an experience model in place, while no request runs."""
 
     def __init__(
         self,
-        model: Updatable,
-        run: ExperienceRun,
+        versions: ExperienceVersions,
         annotator: Annotator,
         retriever: Retriever | None,
         recorded: Sequence[Trajectory],
-        run_dir: RunDir,
         *,
         seed: int = 0,
     ) -> None:
         """`recorded` is what the experience model was fine-tuned on."""
-        self._model, self._run, self._annotator, self._retriever = model, run, annotator, retriever
+        self.versions = versions
+        self._run = run = versions.run
+        self._run_dir = versions.run_dir
+        self._annotator, self._retriever = annotator, retriever
         self._recorded = recorded
-        self._run_dir = run_dir
         self._seed = seed
         self._config = Config(
             seed=run.seed,
@@ -90,11 +75,7 @@ class ExperienceUpdater:
         self._names = exchangeable_names(self._config, recorded)
         black_box = run.experience.facts == "replies"
         self._knowledge = mine_knowledge(recorded) if black_box else None
-        if run.experience.adapter == "lora":
-            with self._language_model.updating():  # the adapter is put into the layers of the model
-                with_lora(
-                    self._language_model.model, run.experience, run.experience.model, seed, "experience"
-                )
+        self._language_model = versions.language_model
 
     async def update(
         self, step: int, fresh: Sequence[Trajectory], earlier: Sequence[Trajectory]
@@ -113,9 +94,9 @@ class ExperienceUpdater:
         agreement.append(sft.exact_match(held_out))
         kept = agreement[1] >= original - FORGOTTEN
         weights = _copy(model) if kept else before
-        self._serve(weights)
+        self.versions.serve(weights)
         if kept:
-            self._run_dir.save(_file(step), {"weights": weights})
+            self.versions.save(step, weights)
         return {
             "updates": sft.steps,
             "loss": loss,
@@ -125,33 +106,6 @@ class ExperienceUpdater:
             "agreement_after": agreement[1],
             "kept": kept,
         }
-
-    def load(self, version: int) -> None:
-        """Serve the weights of an earlier audit."""
-        found = self._run_dir.load(_file(version))
-        if found is None:
-            raise StoreError(f"{self._run_dir.path / _file(version)}: missing; start the run again")
-        self._serve(found["weights"])
-
-    def keep(self, versions: Iterable[int]) -> None:
-        """Remove the files of all other versions."""
-        names = {Path(_file(version)).name for version in versions}
-        for file in (self._run_dir.path / VERSIONS).glob("*.pt"):
-            if file.name not in names:
-                file.unlink(missing_ok=True)
-
-    @property
-    def _language_model(self) -> LocalLanguageModel:
-        found: Any = self._model.language_model
-        return found  # type: ignore[no-any-return]
-
-    def _serve(self, weights: Mapping[str, Any]) -> None:
-        from dreamgym.rl.gradients import trainable_weights
-        from dreamgym.rl.optimizers import restore
-
-        with self._language_model.updating():
-            restore(trainable_weights(self._language_model.model), weights)
-        self._model.weights_changed()
 
     async def _data(
         self, step: int, fresh: Sequence[Trajectory], earlier: Sequence[Trajectory]
@@ -252,10 +206,6 @@ def mixed(new: Sequence[Example], old: Sequence[Example]) -> list[Example]:
 
 def _pairs(data: Iterable[Example]) -> list[tuple[str, str]]:
     return [(each.prompt, each.reply) for each in data]
-
-
-def _file(version: int) -> str:
-    return f"{VERSIONS}/{version:06d}.pt"
 
 
 def _copy(model: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from dreamgym.config import Config
 from dreamgym.distributed.player import GroupPlayer, GroupRequest
 from dreamgym.errors import BudgetSpentError, RolloutsFailingError
 from dreamgym.evaluation.evaluate import Evaluation
@@ -192,3 +193,14 @@ def _staleness(report: GroupReport, version: int) -> float:
     """Weight updates between the start of a group and its use, on average."""
     ages = [version - group.trajectories[0].provenance.policy_version for group in report.groups]
     return sum(ages) / max(1, len(ages))
+
+
+def group_settings(config: Config) -> GroupSettings:
+    chosen = config.train
+    return GroupSettings(
+        size=chosen.group_size,
+        concurrency=chosen.concurrency,
+        retries=chosen.retries,
+        pause=chosen.failure_pause_seconds,
+        world_sheets=chosen.mode == "dream",
+    )

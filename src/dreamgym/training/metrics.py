@@ -86,6 +86,7 @@ def train_row(
         "episode_turns": _mean([float(len(member)) for member in members]),
         "reply_tokens": _mean([float(length) for length in lengths]),
         "learner": {name: value for name, value in update.items() if name != "groups"},
+        **report.metrics,
     }
 
 

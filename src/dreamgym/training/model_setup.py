@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dreamgym.config import HF_PREFIX, AgentConfig, ExperienceConfig, nearest_name
 from dreamgym.errors import ConfigError, MissingExtraError
 from dreamgym.experience.dataset import Example
+from dreamgym.models.hub import check_weights
 
 if TYPE_CHECKING:
     from dreamgym.rl.optimizers import Updating
@@ -135,9 +135,7 @@ def check_model(settings: AgentConfig | ExperienceConfig, *, section: str) -> No
     find_device(settings.device, section=section)
     name = settings.model
     if name.startswith(HF_PREFIX):
-        path = Path(name.removeprefix(HF_PREFIX))
-        if path.is_absolute() and not path.is_dir():
-            raise ConfigError(f"{section}.model={name!r}: expected a folder, found nothing there")
+        check_weights(name.removeprefix(HF_PREFIX))
         if settings.adapter == "lora" and importlib.util.find_spec("peft") is None:
             raise MissingExtraError(f"{section}.adapter='lora'", "lora")
         return
@@ -179,8 +177,8 @@ def quiet_transformers() -> None:
     """Turns off warnings about missing GPU kernels, and progress bars."""
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _read(source: str, *, lora: bool, precision: Precision) -> tuple[Any, Any]:
@@ -188,6 +186,7 @@ def _read(source: str, *, lora: bool, precision: Precision) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     name = source.removeprefix(HF_PREFIX)
+    check_weights(name)
     # Trained weights stay in fp32, or small updates would be lost in rounding; frozen ones may be bf16.
     dtype = torch.bfloat16 if lora and precision == "bf16" else torch.float32
     try:

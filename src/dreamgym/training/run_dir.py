@@ -10,9 +10,11 @@ metrics.jsonl     one row per step
 trajectories/     a few rollout groups of every step
 predictions.jsonl demonstrations and changes behind their steps
 replay.sqlite     the replay buffer, fresh transitions included
+replay.json       instead, the name of its schema in a PostgreSQL database
 audits.jsonl      real episodes of audits
 experience/       weights of the experience model after an audit
 workers/          what worker processes print
+served/           the newest weights, while servers sample the policy
 policy/           the selected policy in the Hugging Face format
 summary.json      the result
 
@@ -23,6 +25,7 @@ weights under a LoRA adapter: a run can be moved, and used from any working dire
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,18 +38,21 @@ from dreamgym.files import atomic_write, lock_directory, write_text
 CONFIG, CHECKPOINT, WARM_START, METRICS = "config.json", "checkpoint.pt", "warm_start.pt", "metrics.jsonl"
 POLICIES, TRAJECTORIES, BUFFER = "policies", "trajectories", "replay.sqlite"
 EXPORT, SUMMARY, SELECTED = "policy", "summary.json", "selected.json"
-BASE, GATE = "base", "gate.json"
+BASE, GATE, SCHEMA = "base", "gate.json", "replay.json"
 
+_CLEARED = (BASE, WARM_START, POLICIES, METRICS, SCHEMA, *(BUFFER + end for end in ("", "-wal", "-shm")))
+"""What a run with other settings would not make."""
+_PATHS = frozenset({"agent.model", "train.data", "train.experience", "train.init_from", "train.out"})
 _MAY_CHANGE = frozenset(
     {
         *("agent.device", "agent.evaluation_temperature", "learner.micro_tokens", "learner.processes"),
         *("train.out", "train.steps", "train.real_steps", "train.seconds", "train.concurrency"),
-        *("train.workers", "train.max_staleness"),
+        *("train.workers", "train.max_staleness", "train.policy_servers", "train.sampling_tolerance"),
         *("train.retries", "train.save_policy_every", "train.save_groups", "train.monitors"),
         *("train.monitor_patience", "train.failure_pause_seconds"),
         *("train.evaluate_every", "train.evaluate_episodes"),
         *("train.gate", "train.gate_exact", "train.gate_false", "train.gate_episodes"),
-        *("train.audit_every", "train.audit_steps"),
+        *("train.audit_every", "train.audit_steps", "replay.reconnect_seconds"),
     }
 )
 """Settings that may differ when a run resumes; sections that training does not use may differ too."""
@@ -56,9 +62,11 @@ _NOT_USED = ("collect.", "experience.", "endpoints.", "budget.", "cluster.")
 class RunDir:
     """One run on disk, locked by one process at a time."""
 
-    def __init__(self, path: Path, lock: IO[bytes] | None = None) -> None:
+    def __init__(self, path: Path, lock: IO[bytes] | None = None, *, new: bool = False) -> None:
+        """`new`: all that a run leaves in it is of this one."""
         self.path = path
         self._lock = lock
+        self._new = new
 
     @classmethod
     def open(cls, config: Config) -> Self:
@@ -69,12 +77,13 @@ class RunDir:
             lock = lock_directory(path)
         except OSError as error:
             raise StoreError(f"{path}: cannot create the run directory: {error.strerror}") from None
+        new = not any((path / name).exists() for name in (CONFIG, *_CLEARED))
         try:
             _claim(path, config)
         except BaseException:
             lock.close()
             raise
-        return cls(path, lock)
+        return cls(path, lock, new=new)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -83,7 +92,15 @@ class RunDir:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        begun = (CHECKPOINT, POLICIES, WARM_START, GATE, SUMMARY)
+        if (
+            self._new
+            and isinstance(error, ConfigError)
+            and not any((self.path / name).exists() for name in begun)
+        ):
+            _clear(self.path)  # settings that cannot work must not refuse the right ones
+            (self.path / CONFIG).unlink(missing_ok=True)
         self.close()
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
@@ -175,15 +192,22 @@ def _claim(path: Path, config: Config) -> None:
     refused = _was_refused(path)
     if (path / CONFIG).exists() and not refused:
         return check_resumable(path, read_config(path), config)
-    for name in (BASE, WARM_START, POLICIES, METRICS, *(BUFFER + end for end in ("", "-wal", "-shm"))):
-        if refused and (path / name).is_dir():
-            shutil.rmtree(path / name)
-        elif refused:
-            (path / name).unlink(missing_ok=True)
-    write_text(path / CONFIG, config_json(config) + "\n")
+    if refused:
+        _clear(path)
+    # Where it began tells a resumed run which paths have moved with it.
+    placed = config.model_copy(update={"train": config.train.model_copy(update={"out": path.absolute()})})
+    write_text(path / CONFIG, config_json(placed) + "\n")
     if refused:
         (path / GATE).unlink()  # last: if the process is killed before, the run is still a refused one
     return None
+
+
+def _clear(path: Path) -> None:
+    for name in _CLEARED:
+        if (path / name).is_dir():
+            shutil.rmtree(path / name)
+        else:
+            (path / name).unlink(missing_ok=True)
 
 
 def _was_refused(path: Path) -> bool:
@@ -198,14 +222,40 @@ def _was_refused(path: Path) -> bool:
 
 def check_resumable(path: Path, stored: Config, given: Config) -> None:
     old, new = flat(stored.model_dump(mode="json")), flat(given.model_dump(mode="json"))
-    for name in sorted(old.keys() | new.keys()):
-        if name in _MAY_CHANGE or name.startswith(_NOT_USED):
-            continue
-        if old.get(name) != new.get(name):
+    for name in differences(old, new, stored.train.out, given.train.out.absolute()):
+        if name not in _MAY_CHANGE and not name.startswith(_NOT_USED):
             raise ConfigError(
                 f"{path} was started with {name}={old.get(name)!r}, got {new.get(name)!r}; "
                 "choose another --out, or use the same settings to resume"
             )
+
+
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], old_folder: Path, new_folder: Path
+) -> list[str]:
+    """Names of settings that differ. A run may have been moved together with what it uses: paths that are the
+    same as seen from its directory do not differ."""
+    return [
+        name
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+        and not (
+            name in _PATHS and _seen_from(old.get(name), old_folder) == _seen_from(new.get(name), new_folder)
+        )
+    ]
+
+
+def _seen_from(value: Any, folder: Path) -> Any:
+    """
+    >>> _seen_from("hf:/home/me/qs/experience/model", Path("/home/me/qs/agent"))
+    'hf:../experience/model'
+    """
+    if isinstance(value, list):
+        return [_seen_from(each, folder) for each in value]
+    if not isinstance(value, str) or (":" in value and not value.startswith(HF_PREFIX)):
+        return value
+    prefix = HF_PREFIX if value.startswith(HF_PREFIX) else ""
+    return prefix + os.path.relpath(value.removeprefix(prefix), folder)
 
 
 def with_absolute_paths(config: Config) -> Config:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dreamgym.config import Config
+from dreamgym.config import Config, is_database
 from dreamgym.data.datasets import dataset_path
 from dreamgym.distributed.setup import check_budget
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError
-from dreamgym.models.registry import check_language_model, names_language_model
+from dreamgym.models.registry import ENDPOINT, check_language_model, names_language_model
 from dreamgym.training.curriculum_setup import generates
 from dreamgym.training.experience_loading import check_prompted_model, choose_grader
 from dreamgym.training.experience_run import inherit_settings, known_environment
@@ -43,25 +43,19 @@ def check(config: Config, *, has_experience_model: bool = False) -> EnvironmentS
     if chosen.mode == "real" and chosen.audit_every:
         raise ConfigError("train.audit_every audits a dream: set it to 0, or set train.mode=dream")
     if chosen.workers:
-        check_workers(config)
+        check_budget(config, "train.workers=0")
     if chosen.max_staleness:
         _check_staleness(config)
+    if chosen.policy_servers:
+        _check_policy_servers(config)
     generates(config, spec)
     for source in chosen.data:
         dataset_path(source)
+    if is_database(config.replay.store) and config.learner.algorithm != "dpo":
+        from dreamgym.replay.pgschema import check_database
+
+        check_database(config.replay.store)
     return spec
-
-
-def check_workers(config: Config) -> None:
-    """Settings that need one process."""
-    check_budget(config, "train.workers=0")
-    if config.train.resets != "none":
-        raise ConfigError("train.resets begins episodes within those of one process: set train.workers=0")
-    if config.train.audit_every and config.train.mode == "dream":
-        raise ConfigError(
-            "train.audit_every fine-tunes the experience model of one process: set train.workers=0, or "
-            "audit_every=0"
-        )
 
 
 def _check_staleness(config: Config) -> None:
@@ -73,8 +67,30 @@ def _check_staleness(config: Config) -> None:
             "train.max_staleness trains on rollouts of older policies: their log-probs must be those "
             "of sampling: set learner.old_logprobs=recorded and agent.temperature=1"
         )
+    if chosen.resets != "none":
+        raise ConfigError("train.resets depends on the step before: set train.max_staleness=0")
     if chosen.real_steps is not None:
         raise ConfigError("train.max_staleness begins rollouts that a budget of real_steps cannot foresee")
+
+
+def _check_policy_servers(config: Config) -> None:
+    for name in config.train.policy_servers:
+        if not name.startswith(ENDPOINT):
+            raise ConfigError(f"train.policy_servers: expected {ENDPOINT}NAME, got {name!r}")
+        check_language_model(name, config)
+    if config.agent.enforce_actions:
+        raise ConfigError(
+            "agent.enforce_actions needs the tokens that each choice allows, which servers do not send: turn "
+            "it off, or leave train.policy_servers empty"
+        )
+    if config.train.max_staleness:
+        raise ConfigError(
+            "train.policy_servers take new weights between two steps: set train.max_staleness=0"
+        )
+    if config.learner.algorithm == "dpo":
+        raise ConfigError(
+            "train.policy_servers sample rollouts, learner.algorithm=dpo has none: leave it empty"
+        )
 
 
 def _check_dream(config: Config, spec: EnvironmentSpec | None, has_experience_model: bool) -> None:
@@ -89,10 +105,12 @@ def _check_dream(config: Config, spec: EnvironmentSpec | None, has_experience_mo
         check_prompted_model(chosen.experience, config, grader)
     if names_language_model(grader):
         check_language_model(grader, config)
-    if agent.enforce_actions or agent.show_actions != "never":
+    listed = spec is not None and spec.dreamt_actions is not None
+    if not listed and (agent.enforce_actions or agent.show_actions != "never"):
         raise ConfigError(
             "agent.show_actions and agent.enforce_actions need lists of admissible actions, which the dream "
-            "does not have: turn them off, or set train.mode=real"
+            "does not have (the environment has no role dreamt_actions): turn them off, or set "
+            "train.mode=real"
         )
     if chosen.tasks_from == "environment":
         raise ConfigError("train.tasks_from=environment needs train.mode=real: a dream needs world sheets")

@@ -25,14 +25,15 @@ from dreamgym.files import atomic_directory, write_text
 from dreamgym.models.registry import LanguageModels
 from dreamgym.models.usage import stage
 from dreamgym.protocols import EnvironmentFactory, ExperienceModel, TaskSource
-from dreamgym.rollouts import CircuitBreaker, GroupSettings, Origin
+from dreamgym.rollouts import CircuitBreaker, Origin
 from dreamgym.training.agent import Agent, make_agent, make_learner, same_policy
 from dreamgym.training.audit_setup import open_audits
+from dreamgym.training.audits import Audits
 from dreamgym.training.curriculum_setup import curriculum_of, generates
 from dreamgym.training.dpo import train_dpo
 from dreamgym.training.dream_setup import EpisodeSource, open_episode_source
 from dreamgym.training.gate import PracticeGate
-from dreamgym.training.loop import Loop
+from dreamgym.training.loop import Loop, group_settings
 from dreamgym.training.metrics import MetricsLog, Row, read_metrics
 from dreamgym.training.monitors import Monitors
 from dreamgym.training.prediction_log import PREDICTIONS
@@ -52,6 +53,7 @@ from dreamgym.training.run_dir import (
     with_absolute_paths,
 )
 from dreamgym.training.run_recorder import RunRecorder, Stateful
+from dreamgym.training.served import ServedPlayer, open_served_agent
 from dreamgym.training.settings_check import check, resolve_settings
 from dreamgym.training.uniform_tasks import UniformTasks
 from dreamgym.training.warm_start import reaches, recorded_successes, seconds_of, warm_start
@@ -156,6 +158,8 @@ async def _train_rl(
         start_for=run.new_start,
         on_row=lambda done, total: run.report("replay buffer", done, total),
     )
+    for name in chosen.policy_servers:
+        run.models.endpoint(name)
     await run.models.check_reachable()  # an error before the warm start, not after it
     await _gated_start(run, source, agent)
     learner = _learner(run, agent)
@@ -177,11 +181,11 @@ async def _train_rl(
         (run_dir.path / SELECTED).unlink(missing_ok=True)
     loop = Loop(
         tasks=tasks,
-        player=await _player(run, stack, source, agent, recorder),
+        player=await _player(run, stack, source, agent, recorder, audits),
         learner=learner,
         monitors=monitors,
         recorder=recorder,
-        groups=_group_settings(config),
+        groups=group_settings(config),
         origin=functools.partial(_origin, chosen, learner),
         evaluate=_validation(run, agent, run.real) if chosen.evaluate_every and run.real else None,
         seed=config.seed,
@@ -209,21 +213,35 @@ def _learner(run: _Run, agent: Agent) -> PolicyGradient:
 
 
 async def _player(
-    run: _Run, stack: AsyncExitStack, source: EpisodeSource, agent: Agent, recorder: RunRecorder
+    run: _Run,
+    stack: AsyncExitStack,
+    source: EpisodeSource,
+    agent: Agent,
+    recorder: RunRecorder,
+    audits: Audits | None,
 ) -> GroupPlayer:
     """Rollouts in this process, or on workers."""
 
     def warn(message: str) -> None:
         _on_step(run, recorder, {}, [message])
 
-    breaker = CircuitBreaker(_group_settings(run.config), warn)
-    if not run.config.train.workers:
-        return LocalPlayer(source.factory, agent.policy_factory(run.run_dir.path.name), breaker)
-    usage, start_for = run.models.usage, run.new_start
-    assert run.setup is not None
-    return await open_training_player(
-        stack, run.setup, breaker, usage=usage, start_for=start_for, on_event=warn
-    )
+    config, path = run.config, run.run_dir.path
+    served = open_served_agent(config, path, agent) if config.train.policy_servers else None
+    if served is not None:
+        stack.push_async_callback(served.aclose)
+    breaker = CircuitBreaker(group_settings(config), warn)
+    player: GroupPlayer = LocalPlayer(source.factory, (served or agent).policy_factory(path.name), breaker)
+    if run.setup is not None:
+        usage, start_for = run.models.usage, run.new_start
+        player = await open_training_player(
+            *(stack, run.setup, source, audits, breaker), usage=usage, start_for=start_for, on_event=warn
+        )
+    if served is not None:
+        player = ServedPlayer(
+            player, agent, served, path, tolerance=config.train.sampling_tolerance, warn=warn
+        )
+        stack.push_async_callback(player.aclose)
+    return player
 
 
 def _origin(chosen: TrainConfig, learner: PolicyGradient) -> Origin:
@@ -360,16 +378,6 @@ async def _warm_start(run: _Run, agent: Agent, source: EpisodeSource | None = No
             ),
         )
     run_dir.save_policy(0, agent.weights())
-
-
-def _group_settings(config: Config) -> GroupSettings:
-    chosen = config.train
-    return GroupSettings(
-        size=chosen.group_size,
-        concurrency=chosen.concurrency,
-        retries=chosen.retries,
-        pause=chosen.failure_pause_seconds,
-    )
 
 
 def _validation(run: _Run, agent: Agent, real: EnvironmentFactory) -> Callable[[], Awaitable[Evaluation]]:

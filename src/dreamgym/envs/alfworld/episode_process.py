@@ -6,9 +6,12 @@ actions of it, so that caches are filled.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
+import tempfile
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from random import Random
@@ -25,6 +28,17 @@ _GOAL = re.compile(r"Your task is to: (.*?)\.\"")
 _LEFT_OUT = {"cancontain", "objecttype", "receptacletype", "objectatlocation"}
 
 
+@contextlib.contextmanager
+def _no_games_of_textworld() -> Iterator[None]:
+    """TextWorld parses the rules of its own games while it is imported, which takes as long as all the rest;
+    this process plays other games. It looks for rules in the working directory first, and finds none."""
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in ("logic", "text_grammars"):
+            Path(folder, "textworld_data", kind).mkdir(parents=True)
+        with contextlib.chdir(folder):
+            yield
+
+
 class EpisodeHandler:
     """Handles `start`, `step`, `sheet`, `solve` and `expert`; a fork of it plays one episode."""
 
@@ -34,7 +48,9 @@ class EpisodeHandler:
         `wording` selects the grammar and domain, see `complete_game`.
         """
         import fast_downward
-        import textworld
+
+        with _no_games_of_textworld():
+            import textworld
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
         from dreamgym.envs.alfworld.pddl_env import CachedPddlEnv

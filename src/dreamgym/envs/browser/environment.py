@@ -15,6 +15,9 @@ from pydantic import Field
 
 from dreamgym.config import Section
 from dreamgym.envs.browser.actions import NOT_AN_ACTION, parse_action
+from dreamgym.envs.browser.annotator import SiteAnnotator
+from dreamgym.envs.browser.exploration import Explorer
+from dreamgym.envs.browser.facts import can_succeed, facts_for, goal_met, state_texts
 from dreamgym.envs.browser.mapping import (
     admissible_actions,
     elements_text,
@@ -29,7 +32,8 @@ from dreamgym.envs.episode import Episode, check_expert, check_split, select_tas
 from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.errors import ConfigError, EpisodeFailedError, EpisodeOverError
 from dreamgym.http_server import HttpServer
-from dreamgym.types import FailureKind, Outcome, State, Task
+from dreamgym.single_flight import SingleFlight
+from dreamgym.types import FailureKind, Outcome, State, Task, WorldSheet
 
 View = Literal["elements", "tree"]
 EXTRA = "browser"
@@ -39,6 +43,23 @@ _REAL_SETTLE = 0.5
 """Seconds of real time after an action, where the clock is real."""
 _TRIES = 5
 """Of reading a page that navigates meanwhile."""
+
+
+_ASKED = """() => {
+  const before = window.dreamgymAsked === true;
+  window.dreamgymAsked = true;
+  return before;
+}"""
+
+
+EXPLORED: dict[str, Any] = {
+    "annotator": SiteAnnotator,
+    "select_facts": facts_for,
+    "state_texts": state_texts,
+    "goal_met": goal_met,
+    "can_succeed": can_succeed,
+}
+"""Roles of a site that is `explored`."""
 
 
 class BrowserOptions(Section):
@@ -56,6 +77,9 @@ class BrowserOptions(Section):
     sandbox: bool | None = Field(None, description="Chromium's sandbox; by default on, except for root")
     pages: int = Field(64, ge=1, description="episodes that are open at once; others wait")
     seconds: float = Field(60.0, gt=0, description="for one action or one start; more is a failed episode")
+    explore: int = Field(
+        60, ge=1, description="real actions that find the facts of a task, where the site is `explored`"
+    )
 
 
 class StateMapper(Protocol):
@@ -67,9 +91,10 @@ class StateMapper(Protocol):
 class BrowserEpisode(Episode):
     """One visit of the site, in a browser context of its own."""
 
-    def __init__(self, task: Task, factory: BrowserFactory, horizon: int) -> None:
+    def __init__(self, task: Task, factory: BrowserFactory, horizon: int, *, explores: bool = False) -> None:
         super().__init__(task, horizon)
         self._factory = factory
+        self._explores = explores
         self._site = factory.site
         self.experts = factory.site.experts
         self.finishing = factory.site.finishing
@@ -88,7 +113,9 @@ class BrowserEpisode(Episode):
         factory = self._factory
         address = await factory.address()
         virtual = factory.virtual_time
-        tab = self._tab = await factory.process.open([address, *self._site.allow], virtual_time=virtual)
+        tab = self._tab = await factory.process.open(
+            [address, *self._site.allow], virtual_time=virtual, explores=self._explores
+        )
         visit = self._visit = Visit(task=self.task, session=secrets.token_urlsafe(12), context=tab.context)
         async with self._bounded("start"):
             path = await self._site.open(visit)
@@ -129,6 +156,10 @@ class BrowserEpisode(Episode):
         self._require_running("expert_action")
         async with self._bounded("expert"):
             return await self._site.expert_action(self._running_visit(), expert)
+
+    async def new_document(self) -> bool:
+        """Whether the page has loaded another document since this was asked last."""
+        return not await self._running_visit().page.evaluate(_ASKED)
 
     @property
     def tree(self) -> Node:
@@ -208,6 +239,14 @@ class BrowserEpisode(Episode):
         return await self._factory.state_of(visit)
 
 
+class ExploredEpisode(BrowserEpisode):
+    """A visit whose hidden facts are found by visits of their own."""
+
+    async def world_sheet(self) -> WorldSheet:
+        self._require_running("world_sheet")
+        return await self._factory.world_sheet(self.task)
+
+
 def _navigates(error: Exception) -> bool:
     return "Execution context was destroyed" in str(error) or "navigat" in str(error)
 
@@ -219,8 +258,12 @@ def _refused(refusal: str, state: State) -> Outcome:
 class BrowserFactory:
     """The episodes of one site in one browser."""
 
+    episode: type[BrowserEpisode] = BrowserEpisode
+
     def __init__(self, site: Site, options: BrowserOptions, *, name: str) -> None:
         self.site = site
+        if site.explored:
+            self.episode = ExploredEpisode
         self.name = name
         self.options = options
         self.mapper: StateMapper | None = None
@@ -234,6 +277,8 @@ class BrowserFactory:
         self._server: HttpServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listed: dict[str, list[Task]] | None = None
+        self._sheets: dict[str, WorldSheet] = {}
+        self._exploring: SingleFlight[WorldSheet] = SingleFlight()
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -244,7 +289,25 @@ class BrowserFactory:
         return select_tasks(self._tasks[split], split, count, seed)
 
     def make(self, task: Task, *, seed: int = 0) -> BrowserEpisode:
-        return BrowserEpisode(task, self, self.options.horizon or self.site.horizon)
+        return self.episode(task, self, self.options.horizon or self.site.horizon)
+
+    async def world_sheet(self, task: Task) -> WorldSheet:
+        """The facts of a task; the site is explored once for each."""
+        known = self._sheets.get(task.id)
+        if known is None:
+            known = await self._exploring.do(task.id, lambda: self._explore(task))
+            self._sheets[task.id] = known
+        return known
+
+    async def _explore(self, task: Task) -> WorldSheet:
+        horizon, options = self.options.horizon or self.site.horizon, self.options
+        explorer = Explorer(
+            lambda: BrowserEpisode(task, self, horizon, explores=True),
+            self.site.values(task),
+            options.explore,
+        )
+        await explorer.run()
+        return WorldSheet(facts=explorer.facts(options.view, options.elements))
 
     async def aclose(self) -> None:
         await self.process.aclose()
@@ -305,4 +368,4 @@ def site_spec(site: Callable[[], Site], name: str, **fields: Any) -> Environment
         "refusals": REFUSALS,
         "horizon": getattr(site, "horizon", None),
     }
-    return EnvironmentSpec(**(given | fields))
+    return EnvironmentSpec(**(given | (EXPLORED if getattr(site, "explored", False) else {}) | fields))

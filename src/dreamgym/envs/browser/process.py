@@ -82,6 +82,8 @@ class Tab:
 
     context: Any
     page: Any
+    slots: asyncio.Semaphore
+    """Where it counts."""
 
 
 def first_line(error: BaseException) -> str:
@@ -102,20 +104,23 @@ class BrowserProcess:
         self._browser: Any = None
         self._nowhere: socket.socket | None = None
 
-    async def open(self, allowed: Sequence[str], *, virtual_time: bool) -> Tab:
+    async def open(self, allowed: Sequence[str], *, virtual_time: bool, explores: bool = False) -> Tab:
         """A new context that reaches only the `allowed` ``host:port``; waits while there are too many.
 
-        With `virtual_time` the clock of its pages stands still between actions.
+        Args:
+            virtual_time: the clock of its pages stands still between actions.
+            explores: it counts by itself, since an episode that is open waits for it.
         """
         self._enter_loop()
-        await self._slots.acquire()
+        slots = self._explorers if explores else self._slots
+        await slots.acquire()
         try:
-            return await self._open(allowed, virtual_time)
+            return await self._open(allowed, virtual_time, slots)
         except BaseException:
-            self._slots.release()
+            slots.release()
             raise
 
-    async def _open(self, allowed: Sequence[str], virtual_time: bool) -> Tab:
+    async def _open(self, allowed: Sequence[str], virtual_time: bool, slots: asyncio.Semaphore) -> Tab:
         from playwright.async_api import Error
 
         context = None
@@ -135,7 +140,7 @@ class BrowserProcess:
                 if virtual_time:
                     await context.clock.install(time=_NOON)
                     await context.clock.pause_at(_NOON + timedelta(seconds=1))
-                return Tab(context, await context.new_page())
+                return Tab(context, await context.new_page(), slots)
         except (Error, TimeoutError) as error:
             if context is not None:
                 with suppress(Error):
@@ -148,7 +153,7 @@ class BrowserProcess:
         """Close a context; once for each `open`."""
         from playwright.async_api import Error
 
-        self._slots.release()
+        tab.slots.release()
         with suppress(Error, TimeoutError):
             async with asyncio.timeout(_LAUNCH_SECONDS):
                 await tab.context.close()
@@ -172,6 +177,7 @@ class BrowserProcess:
         if loop is not self._loop:
             self._loop, self._driver, self._browser = loop, None, None
             self._slots = asyncio.Semaphore(self._pages)
+            self._explorers = asyncio.Semaphore(self._pages)
             self._starting = asyncio.Lock()
 
     async def _connected(self) -> Any:

@@ -91,6 +91,10 @@ class Site:
     horizon: int = 20
     experts: tuple[str, ...] = ()
     finishing: tuple[str, ...] = ()
+    explored: ClassVar[bool] = False
+    """Whether episodes have a world sheet: the pages and effects that visits of their own find for each task
+    (`exploration`), along the way of the first expert and next to it. The same actions must always lead to
+    the same pages."""
     virtual_time: bool | None = None
     """Whether the clock of pages stands still between actions, so that episodes repeat exactly; by default
     for an `app`."""

@@ -87,6 +87,7 @@ class MiniWobSite(Site):
     name = NAME
     experts = EXPERTS
     horizon = 25
+    explored = True
 
     def app(self) -> Any:
         from starlette.applications import Starlette

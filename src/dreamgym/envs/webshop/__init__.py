@@ -18,8 +18,17 @@ from dreamgym.envs.registry import EnvironmentSpec
 from dreamgym.envs.webshop import pages
 from dreamgym.envs.webshop.annotator import WebShopAnnotator
 from dreamgym.envs.webshop.experts import EXPERTS, expert_action
-from dreamgym.envs.webshop.facts import AGENT, can_succeed, facts_for, goal_met, hidden_facts
-from dreamgym.envs.webshop.goals import SPLITS, GoalKind, suggested_searches
+from dreamgym.envs.webshop.facts import (
+    AGENT,
+    actions_on,
+    can_succeed,
+    dreamt_actions,
+    facts_for,
+    goal_met,
+    hidden_facts,
+    state_texts,
+)
+from dreamgym.envs.webshop.goals import SPLITS, GoalKind
 from dreamgym.envs.webshop.pages import REFUSALS, TABS, View
 from dreamgym.envs.webshop.rewards import Goal
 from dreamgym.envs.webshop.shop import Shop, Visit, open_shop
@@ -75,16 +84,14 @@ class WebShopEpisode(Episode):
 
     def _state(self, refusal: str | None) -> State:
         page = self._visit.page
-        actions = [f"click[{target}]" for target in page.clickable]
-        if page.can_search:
-            actions += [f"search[{words}]" for words in suggested_searches(self._goal.instruction)]
         text = pages.render(page, self._goal.instruction, self._view)
-        return State(text=refusal or text, admissible_actions=tuple(actions))
+        actions = actions_on(page, self._goal.instruction)
+        return State(text=refusal or text, admissible_actions=actions)
 
     async def world_sheet(self) -> WorldSheet:
         if self._phase == "not started":
             raise EpisodeOverError("world_sheet: start the episode first")
-        return WorldSheet(facts=hidden_facts(self._shop, self._goal, self._tabs))
+        return WorldSheet(facts=hidden_facts(self._shop, self._goal, self._tabs, self._view))
 
     async def expert_action(self, expert: str | None = None) -> str:
         check_expert(expert, self.experts)
@@ -159,6 +166,8 @@ SPEC = EnvironmentSpec(
     annotator=WebShopAnnotator,
     actor=AGENT,
     select_facts=facts_for,
+    state_texts=state_texts,
+    dreamt_actions=dreamt_actions,
     goal_met=goal_met,
     can_succeed=can_succeed,
     refusals=REFUSALS,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dreamgym.envs.webshop.facts import VisitFacts
-from dreamgym.envs.webshop.pages import REFUSALS, parse_action
-from dreamgym.types import Annotation, Note, Trajectory, Transition
+from dreamgym.envs.webshop.facts import VisitFacts, state_texts
+from dreamgym.envs.webshop.pages import REFUSALS
+from dreamgym.types import Annotation, Note, Task, Trajectory, Transition, WorldSheet
 
 
 class WebShopAnnotator:
@@ -15,13 +15,10 @@ class WebShopAnnotator:
     async def annotate(self, trajectory: Trajectory) -> Annotation:
         if trajectory.sheet is None:
             raise ValueError(f"trajectory {trajectory.id!r} has no world sheet to explain it from")
-        facts = dict.fromkeys(trajectory.sheet.facts)
-        notes = []
+        sheet, notes = trajectory.sheet, []
         for transition in trajectory.transitions:
-            note = explain(VisitFacts(facts), transition)
-            for fact in note.change.ended:
-                facts.pop(fact, None)
-            facts.update(dict.fromkeys(note.change.begun))
+            note = explain(trajectory.task, sheet, transition)
+            sheet = sheet.after(note.change)
             notes.append(note)
         return Annotation(
             plan="search for the product, open a hit that fits, choose the options asked for, buy it",
@@ -31,13 +28,11 @@ class WebShopAnnotator:
         )
 
 
-def explain(known: VisitFacts, transition: Transition) -> Note:
-    step, action = known.step(transition.action), parse_action(transition.action)
-    refused = transition.outcome.next_state.text in REFUSALS
-    unlisted = action is not None and action.verb == "search" and action.words not in known.searches.values()
-    if refused:
+def explain(task: Task, sheet: WorldSheet, transition: Transition) -> Note:
+    step, text = VisitFacts(sheet.facts).step(transition.action), transition.outcome.next_state.text
+    if text in REFUSALS:
         return Note(reasoning=f"{step.reason if step.refusal else 'the page is not known'}. not possible.")
-    if step.refusal or unlisted:
+    if step.refusal or text not in state_texts(task, sheet.after(step.change)).values():
         return Note(reasoning="the facts do not have this page.")
     end = " the task is done." if transition.outcome.success else ""
     return Note(reasoning=f"{step.reason}.{end}", change=step.change)

@@ -2,15 +2,20 @@
 
 A world sheet holds the goal's product, the right options, and the result lists of the searches that the
 instruction suggests, with the pages of their products. In a dream another search shows the list of the most
-similar one. Names in changes have no comma or semicolon.
+similar one.
+
+Products, options, groups of options and tabs have numbers for names (``product 12``, ``option 3``), which
+small models copy well. Every page follows from the facts (`state_texts`), so an experience model names pages
+and spells none.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
 
 from dreamgym.envs.webshop import pages
 from dreamgym.envs.webshop.catalogue import Product
@@ -23,13 +28,16 @@ from dreamgym.types import Change, Fact, Task, WorldSheet
 AGENT, SEARCH_PAGE = "agent", "search page"
 _FIRST_PAGES, _LAST_PAGE = 2, 5
 """A list has its first pages, and more up to the one with the wanted product; all if it is on none."""
+_OF_VISIT = frozenset({"at", "from", "reads", "chosen"})
+"""Predicates of what changes during a visit."""
 _NO_CHANGE = Change()
-_SEPARATORS = re.compile(r"[,;\s]+")
+_NOT_SHOWN: dict[str, Any] = {"query": "", "category": "", "path": (), "price": 0.0}
+"""Of a product."""
 
 
-def hidden_facts(shop: Shop, goal: Goal, tabs: Iterable[str]) -> tuple[Fact, ...]:
+def hidden_facts(shop: Shop, goal: Goal, tabs: Sequence[str], view: pages.View) -> tuple[Fact, ...]:
     facts: list[Fact] = [("at", AGENT, SEARCH_PAGE), ("start", SEARCH_PAGE)]
-    facts += [("tab", tab) for tab in tabs]
+    facts += [("tab", f"tab {number}", tab) for number, tab in enumerate(tabs, 1)]
     facts += [("target", goal.product.id), ("wanted", str(len(goal.options)))]
     shown: dict[str, Product] = {}
     for number, words in enumerate(suggested_searches(goal.instruction), 1):
@@ -37,10 +45,11 @@ def hidden_facts(shop: Shop, goal: Goal, tabs: Iterable[str]) -> tuple[Fact, ...
         facts += [("search", name, words), ("total", name, str(len(hits)))]
         for rank, product in enumerate(hits[: pages.PAGE_SIZE * _pages(hits, goal)]):
             page, place = divmod(rank, pages.PAGE_SIZE)
-            facts.append(("hit", product.id, f"page {page + 1} of {name}", str(place)))
-            shown[product.id] = product
-    for product in shown.values():
-        facts += _product_facts(product, goal, tabs)
+            shown.setdefault(product.id, product)
+            product_name = f"product {list(shown).index(product.id) + 1}"
+            facts.append(("hit", product_name, f"page {page + 1} of {name}", str(place)))
+    for number, product in enumerate(shown.values(), 1):
+        facts += _product_facts(f"product {number}", product, goal, tabs, view)
     return tuple(fact for fact in facts if all(fact))
 
 
@@ -49,29 +58,24 @@ def _pages(hits: tuple[Product, ...], goal: Goal) -> int:
     return min(max(_FIRST_PAGES, rank // pages.PAGE_SIZE + 1), _LAST_PAGE)
 
 
-def _product_facts(product: Product, goal: Goal, tabs: Iterable[str]) -> Iterator[Fact]:
-    yield ("title", product.id, product.title)
-    yield ("price", product.id, product.price_tag)
-    yield ("rating", product.id, product.rating)
-    right = fits(goal, product)
+def _product_facts(
+    name: str, product: Product, goal: Goal, tabs: Sequence[str], view: pages.View
+) -> Iterator[Fact]:
+    yield ("id", name, product.id)
+    yield ("title", name, product.title)
+    yield ("price", name, product.price_tag)
+    yield ("rating", name, product.rating)
+    right, options = fits(goal, product), count(1)
     if right:
-        yield ("fits", product.id)
-    for name, values in product.options.items():
-        for value in dict.fromkeys(values):
-            yield ("option", product.id, fact_name(name), fact_name(pages.target_of(value)))
-            if right and option_matches(goal, product, name, value):
-                yield ("right", product.id, fact_name(pages.target_of(value)))
-    for tab in tabs:
+        yield ("fits", name)
+    for number, (group, values) in enumerate(product.options.items(), 1):
+        for value, option in zip(values, options, strict=False):
+            yield ("option", name, f"group {number}", f"option {option}", group, value)
+            if right and option_matches(goal, product, group, value):
+                yield ("right", name, f"option {option}")
+    for number, tab in enumerate(tabs, 1):
         for text in pages.tab_texts(product, tab):
-            yield (tab, product.id, pages.short(text))
-
-
-def fact_name(text: str) -> str:
-    """
-    >>> fact_name("navy, 2 pack; large")
-    'navy 2 pack large'
-    """
-    return _SEPARATORS.sub(" ", text).strip()
+            yield ("text", name, f"tab {number}", pages.short(text) if view == "elements" else text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,33 +85,38 @@ class Step:
     reason: str
     change: Change = _NO_CHANGE
     refusal: str | None = None
-    page: str = ""
-    """The page of results, product or tab that it leads to."""
+    shows: str = ""
+    """The facts that make it possible here or not, as lines of a prompt."""
 
 
 class VisitFacts:
-    """An index of the facts of one moment."""
+    """An index of the facts of one moment. Names are those of the facts."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
-        self.facts = tuple(facts)
-        self.at, self.back, self.reads, self.wanted = SEARCH_PAGE, "", "", 0
-        self.tabs: list[str] = []
+        self.facts = frozenset(facts)
+        self.wanted = 0
+        self.visit: list[Fact] = []
+        """What changes during a visit."""
+        self.tabs: dict[str, str] = {}
         self.searches: dict[str, str] = {}
         self.totals: dict[str, str] = {}
         self.hits: dict[str, list[tuple[int, str]]] = defaultdict(list)
-        self.options: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.options: dict[str, list[tuple[str, str, str, str]]] = defaultdict(list)
+        """By product: names of group and option, and what the page shows of them."""
+        self.about: dict[tuple[str, str], str] = {}
+        """By predicate and product: id, title, price, rating."""
         self.texts: dict[tuple[str, str], list[str]] = defaultdict(list)
-        """By predicate and product: title, price, rating, and those of tabs."""
-        for fact in self.facts:
+        """By product and tab."""
+        now: dict[str, str] = {}
+        chosen: dict[tuple[str, str], str] = {}
+        for fact in facts:
             match fact:
-                case ("at", _, place):
-                    self.at = place
-                case ("from", _, place):
-                    self.back = place
-                case ("reads", _, tab):
-                    self.reads = tab
-                case ("tab", tab):
-                    self.tabs.append(tab)
+                case ("at" | "from" | "reads", _, place):
+                    now[fact[0]] = place
+                case ("chosen", product, group, option):
+                    chosen[product, group] = option
+                case ("tab", name, tab):
+                    self.tabs[name] = tab
                 case ("wanted", number) if number.isdecimal():
                     self.wanted = int(number)
                 case ("search", name, words):
@@ -116,11 +125,17 @@ class VisitFacts:
                     self.totals[name] = number
                 case ("hit", product, page, place) if place.isdecimal():
                     self.hits[page].append((int(place), product))
-                case ("option", product, name, value):
-                    self.options[product][name].append(value)
+                case ("option", product, group, option, *shown) if len(shown) == 2:
+                    self.options[product].append((group, option, shown[0], shown[1]))
+                case ("text", product, tab, text):
+                    self.texts[product, tab].append(text)
                 case (predicate, product, text):
-                    self.texts[predicate, product].append(text)
-        self.chosen = {fact[2]: fact[3] for fact in self.facts if fact[0] == "chosen" and len(fact) == 4}
+                    self.about[predicate, product] = text
+            if fact[0] in _OF_VISIT:
+                self.visit.append(fact)
+        self.at, self.back, self.reads = now.get("at", SEARCH_PAGE), now.get("from", ""), now.get("reads", "")
+        self.chosen = {group: option for (product, group), option in chosen.items() if product == self.at}
+        """Option by group, of the present product."""
 
     def right_options(self) -> int:
         """Of the product of the current page."""
@@ -136,42 +151,93 @@ class VisitFacts:
         likeness, name = max(best, key=lambda each: each[0], default=(0.0, ""))
         return name if likeness else None
 
+    def listed(self, place: str) -> bool:
+        """Whether a place is a page of results; the first one of a list may be empty."""
+        return place in self.hits or place.removeprefix("page 1 of ") in self.totals
+
+    def product(self, name: str) -> Product | None:
+        """The product with what its pages show."""
+        if ("id", name) not in self.about:
+            return None
+        options: dict[str, tuple[str, ...]] = {}
+        for _, _, group, value in self.options[name]:
+            options[group] = (*options.get(group, ()), value)
+        known = {tab: tuple(self.texts.get((name, tab_name), ())) for tab_name, tab in self.tabs.items()}
+        return Product(
+            id=self.about["id", name],
+            title=self.about.get(("title", name), ""),
+            price_tag=self.about.get(("price", name), ""),
+            rating=self.about.get(("rating", name), ""),
+            description="".join(known.get("description", ())),
+            features=known.get("features", ()),
+            reviews=known.get("reviews", ()),
+            attributes=known.get("attributes", ()),
+            options=options,
+            **_NOT_SHOWN,
+        )
+
+    def page(self) -> tuple[str, pages.Page | None]:
+        """The name of the present page, and the page; None if the facts do not have it."""
+        if self.at == SEARCH_PAGE:
+            return SEARCH_PAGE, pages.search_page()
+        if self.listed(self.at):
+            return self.at, self._results()
+        product = self.product(self.at)
+        if product is None:
+            return self.at, None
+        if ("bought", self.at) in self.facts:
+            return f"bought {self.at}", pages.done_page()
+        if self.reads:
+            tab = self.tabs.get(self.reads)
+            return f"{self.reads} of {self.at}", pages.tab_page(product, tab) if tab in pages.TABS else None
+        chosen = {g: v for group, option, g, v in self.options[self.at] if self.chosen.get(group) == option}
+        return self.at, pages.item_page(product, chosen, tuple(self.tabs.values()))
+
+    def _results(self) -> pages.Page | None:
+        number, _, name = self.at.removeprefix("page ").partition(" of ")
+        hits = [product for each in self.products(self.at) if (product := self.product(each))]
+        total = self.totals.get(name, "")
+        if not number.isdecimal() or not total.isdecimal():
+            return None
+        return pages.results_page(hits, int(number), int(total))
+
     def step(self, text: str) -> Step:
         """What an action does from here."""
         action = pages.parse_action(text)
         if action is None:
-            return Step("no such action", refusal=pages.NO_SUCH_ACTION)
+            return Step("no such action", refusal=pages.NO_SUCH_ACTION, shows="no such action")
         here = f"agent on {self.at}"
         if action.verb == "search":
             if self.at != SEARCH_PAGE:
-                return Step(f"{here}. a search box here: no", refusal=pages.NO_SEARCH_HERE)
+                refused = f"{here}. a search box here: no"
+                return Step(refused, refusal=pages.NO_SEARCH_HERE, shows="search: not here")
             name = self.nearest_list(action.words)
-            page = f"page 1 of {name}"
-            return self._move(
-                f"{here}. a search box here: yes. it shows {name or 'nothing'}", page if name else ""
-            )
+            reason = f"{here}. a search box here: yes. it shows {name or 'nothing'}"
+            return self._move(reason, f"page 1 of {name}" if name else "", "search")
         moved = self._click(action.words)
         if moved is None:
-            return Step(f"{here}. such a button here: no", refusal=pages.NO_SUCH_BUTTON)
-        return Step(f"{here}. such a button here: yes. {moved.reason}", moved.change, page=moved.page)
+            refused = f"{here}. such a button here: no"
+            return Step(refused, refusal=pages.NO_SUCH_BUTTON, shows="click: not here")
+        return replace(moved, reason=f"{here}. such a button here: yes. {moved.reason}")
 
     def _click(self, target: str) -> Step | None:
         if self.at == SEARCH_PAGE:
             return None
         if target == pages.BACK:
-            return self._move("a new search", SEARCH_PAGE)
-        if self.at in self.hits:
+            return self._move("a new search", SEARCH_PAGE, "click")
+        if self.listed(self.at):
             return self._click_result(target)
         if self.reads:
-            left = Change(ended=(("reads", AGENT, self.reads),))
-            return Step(f"back to {self.at}", left, page=self.at) if target == pages.PREVIOUS else None
+            left, shows = Change(ended=(("reads", AGENT, self.reads),)), f"click: {self.at}"
+            return Step(f"back to {self.at}", left, shows=shows) if target == pages.PREVIOUS else None
         if target == pages.PREVIOUS:
-            return self._move(f"back to {self.back}", self.back)
+            return self._move(f"back to {self.back}", self.back, "click")
         if target == pages.BUY:
             return self._buy()
-        if target in self.tabs:
-            return Step(f"reads {target}", Change(begun=(("reads", AGENT, target),)), page=target)
-        return self._choose(fact_name(target))
+        for name, tab in self.tabs.items():
+            if tab == target:
+                return Step(f"reads {name}", Change(begun=(("reads", AGENT, name),)), shows=f"click: {name}")
+        return self._choose(target)
 
     def _click_result(self, target: str) -> Step | None:
         number, _, name = self.at.removeprefix("page ").partition(" of ")
@@ -179,45 +245,48 @@ class VisitFacts:
             if not number.isdecimal():
                 return None
             other = f"page {int(number) + (1 if target == pages.NEXT else -1)} of {name}"
-            return self._move(f"turns to {other}", other) if other in self.hits else None
-        if target not in self.products(self.at):
-            return None
-        moved = self._move(f"opens {target}", target)
-        return Step(
-            moved.reason,
-            Change(ended=moved.change.ended, begun=(*moved.change.begun, ("from", AGENT, self.at))),
-            page=target,
+            return self._move(f"turns to {other}", other, "click") if other in self.hits else None
+        found = next(
+            (each for each in self.products(self.at) if self.about.get(("id", each)) == target), None
         )
-
-    def _choose(self, value: str) -> Step | None:
-        name = next((name for name, values in self.options[self.at].items() if value in values), None)
-        if name is None:
+        if found is None:
             return None
-        before = self.chosen.get(name)
-        ended: tuple[Fact, ...] = (("chosen", self.at, name, before),) if before not in (None, value) else ()
-        begun: tuple[Fact, ...] = (("chosen", self.at, name, value),) if before != value else ()
-        return Step(f"chooses {value} as {name}", Change(ended=ended, begun=begun), page=self.at)
+        moved = self._move(f"opens {found}", found, "click")
+        before = (fact for fact in self.visit if fact[:2] == ("chosen", found))  # of an earlier visit
+        begun = (*moved.change.begun, ("from", AGENT, self.at))
+        return replace(moved, change=Change(ended=(*moved.change.ended, *before), begun=begun))
+
+    def _choose(self, target: str) -> Step | None:
+        named = ((each[0], each[1]) for each in self.options[self.at] if pages.target_of(each[3]) == target)
+        group, option = next(named, ("", ""))
+        if not option:
+            return None
+        before = self.chosen.get(group)
+        ended: tuple[Fact, ...] = (
+            (("chosen", self.at, group, before),) if before not in (None, option) else ()
+        )
+        begun: tuple[Fact, ...] = (("chosen", self.at, group, option),) if before != option else ()
+        shows = f"click: {option} of {group} after {before or 'none'}"
+        return Step(f"chooses {option} of {group}", Change(ended=ended, begun=begun), shows=shows)
 
     def _buy(self) -> Step:
-        fitting = ("fits", self.at) in self.facts
-        reason = f"{self.at} fits the task: {'yes' if fitting else 'no'}"
+        fits = "yes" if ("fits", self.at) in self.facts else "no"
         right = min(self.right_options(), self.wanted)
         verdict = "yes" if right == self.wanted else "no"
         return Step(
-            f"{reason}. right options, {right} = {self.wanted}: {verdict}",
+            f"{self.at}: fits {fits}. right options, {right} = {self.wanted}: {verdict}",
             Change(begun=(("bought", self.at),)),
-            page="bought",
+            shows=f"{self.at}: fits {fits}\nright options: {right} of {self.wanted}",
         )
 
-    def _move(self, reason: str, place: str) -> Step:
-        """To another page: choices are forgotten."""
+    def _move(self, reason: str, place: str, how: str) -> Step:
         ended: list[Fact] = [("at", AGENT, self.at)]
         ended += [("from", AGENT, self.back)] if self.back else []
         ended += [("reads", AGENT, self.reads)] if self.reads else []
-        ended += [("chosen", self.at, name, value) for name, value in self.chosen.items()]
         if not place:
-            return Step(reason)
-        return Step(reason, Change(ended=tuple(ended), begun=(("at", AGENT, place),)), page=place)
+            return Step(reason, shows=f"{how}: nothing")
+        change = Change(ended=tuple(ended), begun=(("at", AGENT, place),))
+        return Step(reason, change, shows=f"{how}: {place}")
 
 
 def _overlap(left: set[str], right: set[str]) -> float:
@@ -225,46 +294,37 @@ def _overlap(left: set[str], right: set[str]) -> float:
 
 
 def facts_for(sheet: WorldSheet, action: str) -> list[str]:
-    """The lines of a prompt about the sheet before an action: the page that it leads to, and where the agent
-    is."""
+    """The lines of a prompt about the sheet before an action: what its words name on the present page, where
+    the agent is, and what it has chosen."""
     known = VisitFacts(sheet.facts)
     if action == "start":
-        return [f"agent: on {known.at}"]
+        return [f"at {AGENT}, {known.at}"]
     step = known.step(action)
-    lines = [] if step.refusal else list(_page_lines(known, step))
-    place = f"{known.at}, {known.reads}" if known.reads else known.at
-    return [*lines, f"agent: on {place}{f', from {known.back}' if known.back else ''}"]
+    mine = (fact for fact in known.visit if fact[1] in (AGENT, known.at) or fact in step.change.ended)
+    return [*step.shows.split("\n"), *(f"{fact[0]} {', '.join(fact[1:])}" for fact in mine)]
 
 
-def _page_lines(known: VisitFacts, step: Step) -> Iterator[str]:
-    if step.page in known.hits:
-        name = step.page.partition(" of ")[2]
-        yield f"{step.page}: {known.totals.get(name, '0')} results"
-        for product in known.products(step.page):
-            yield f"{product}: {_text(known, 'title', product)}, {_text(known, 'price', product)}"
-    elif step.page in known.tabs:
-        yield from (f"{step.page} of {known.at}: {text}" for text in known.texts[step.page, known.at])
-    elif step.page == "bought":
-        yield f"{known.at}: {'fits' if ('fits', known.at) in known.facts else 'does not fit'}"
-        right = [value for value in known.chosen.values() if ("right", known.at, value) in known.facts]
-        yield f"right options: {min(len(right), known.wanted)} of {known.wanted}"
-    elif step.page and step.page != SEARCH_PAGE:
-        yield from _item_lines(known, step)
+def state_texts(task: Task, sheet: WorldSheet) -> dict[str, str]:
+    """The page that the customer sees, if the facts have it, and the refusals, by their names."""
+    known = VisitFacts(sheet.facts)
+    name, page = known.page()
+    view: pages.View = "elements" if task.parameters.get("view") == "elements" else "text"
+    shown = {} if page is None else {name: pages.render(page, task.instruction, view)}
+    return shown | {text.partition(". ")[2].rstrip(".").lower(): text for text in pages.REFUSALS}
 
 
-def _item_lines(known: VisitFacts, step: Step) -> Iterator[str]:
-    product = step.page
-    details = (_text(known, predicate, product) for predicate in ("title", "price", "rating"))
-    yield f"{product}: {', '.join(details)}"
-    after = set(known.facts).difference(step.change.ended) | set(step.change.begun)
-    for name, values in known.options[product].items():
-        picked = next((value for value in values if ("chosen", product, name, value) in after), "none")
-        yield f"{name} of {product}: {', '.join(values)}; chosen {picked}"
-    yield f"tabs: {', '.join(known.tabs)}"
+def actions_on(page: pages.Page, instruction: str) -> tuple[str, ...]:
+    """Clicks on everything that can be clicked; searches that the instruction suggests, where there is a
+    search box."""
+    clicks = (f"click[{target}]" for target in page.clickable)
+    searches = suggested_searches(instruction) if page.can_search else ()
+    return (*clicks, *(f"search[{words}]" for words in searches))
 
 
-def _text(known: VisitFacts, predicate: str, product: str) -> str:
-    return next(iter(known.texts[predicate, product]), "unknown")
+def dreamt_actions(task: Task, sheet: WorldSheet) -> tuple[str, ...]:
+    """Those of the page that the customer sees; none where the facts do not have it."""
+    _, page = VisitFacts(sheet.facts).page()
+    return () if page is None else actions_on(page, task.instruction)
 
 
 def goal_met(task: Task, sheet: WorldSheet) -> bool:
@@ -291,8 +351,11 @@ def can_succeed(task: Task, sheet: WorldSheet) -> bool:
         return False
     listed = {product for hits in known.hits.values() for _, product in hits}
     for product in listed:
-        right = {fact[2] for fact in known.facts if fact[0] == "right" and fact[1] == product}
-        groups = sum(bool(right.intersection(values)) for values in known.options[product].values())
-        if ("fits", product) in known.facts and groups >= known.wanted:
+        right = {
+            group
+            for group, option, _, _ in known.options[product]
+            if ("right", product, option) in known.facts
+        }
+        if ("fits", product) in known.facts and len(right) >= known.wanted:
             return True
     return False

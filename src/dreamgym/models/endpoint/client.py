@@ -96,7 +96,7 @@ class Endpoint:
         """The reason why the server does not answer (None if it does), and its reply to ``GET /models``."""
         try:
             status, listed = await self._http.get(
-                f"{self.url}/models", key=_api_key(self.settings), seconds=_PROBE_SECONDS
+                f"{self.url}/models", key=api_key(self.settings), seconds=_PROBE_SECONDS
             )
         except RequestFailedError as error:
             return error, None
@@ -162,7 +162,7 @@ class Endpoint:
             reply = await self._http.post(
                 f"{self.url}/{path}",
                 body,
-                key=_api_key(self.settings),
+                key=api_key(self.settings),
                 # A slow server gets more time at each attempt, not the same work again and again.
                 seconds=self.settings.timeout_seconds * 2**state.timeouts,
             )
@@ -302,7 +302,7 @@ class _RequestState:
 
 def check_settings(name: str, settings: EndpointConfig, *, in_money: bool = False) -> None:
     """Check API key and prices before anything starts, without quoting the key."""
-    key = _api_key(settings)
+    key = api_key(settings)
     if not key and settings.api_key_env != DEFAULT_KEY:
         raise ConfigError(
             f"endpoint {name!r}: expected its API key in ${settings.api_key_env}, which is not set"
@@ -328,6 +328,6 @@ def base_url(url: str) -> str:
     return plain if urlsplit(plain).path else f"{plain}/v1"
 
 
-def _api_key(settings: EndpointConfig) -> str:
+def api_key(settings: EndpointConfig) -> str:
     """Read from the environment for each request and not stored."""
     return os.environ.get(settings.api_key_env, "").strip()

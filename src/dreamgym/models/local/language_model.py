@@ -5,6 +5,7 @@ model uses the given weights, not a copy: after an optimizer step the next compl
 
 A step of a small model is a sequence of short operations with Python between them. More threads per operation
 do not help; a second worker does. Each worker has its own conversations; workers share only the weights.
+Where torch may use only one thread, the event loop computes the batches itself.
 """
 
 from __future__ import annotations
@@ -95,39 +96,78 @@ class Worker:
 
     def _work(self) -> None:
         """In the worker's thread: run until no request is left."""
-        while True:
-            while self.inbox:
-                item = self.inbox.popleft()
-                if isinstance(item, PendingRequest):
-                    self.scheduler.submit(item)
-                else:
-                    item()
-            if self._closed:
-                closed = EpisodeFailedError(FailureKind.SERVER_DOWN, "the model was closed")
-                _deliver(self.scheduler.fail_all(closed))
-            with self._lock:
-                if self.scheduler.idle and not self.inbox:
-                    self._working = False
-                    return
-            try:
-                with self._weights:
-                    if self.stale:
-                        self._restart(self.scheduler)
-                        self.stale = False
-                    finished = self.scheduler.step()
-            except Exception as error:  # a bug here must not leave callers waiting
-                broken = EpisodeFailedError(FailureKind.CRASHED, f"{type(error).__name__}: {error}")
-                finished = self.scheduler.fail_all(broken)
-            _deliver(finished)
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Take new requests and compute a token for each row; returns whether there is more to do."""
+        while self.inbox:
+            item = self.inbox.popleft()
+            if isinstance(item, PendingRequest):
+                self.scheduler.submit(item)
+            else:
+                item()
+        if self._closed:
+            closed = EpisodeFailedError(FailureKind.SERVER_DOWN, "the model was closed")
+            _deliver(self.scheduler.fail_all(closed))
+        with self._lock:
+            if self.scheduler.idle and not self.inbox:
+                self._working = False
+                return False
+        try:
+            with self._weights:
+                if self.stale:
+                    self._restart(self.scheduler)
+                    self.stale = False
+                finished = self.scheduler.step()
+        except Exception as error:  # a bug here must not leave callers waiting
+            broken = EpisodeFailedError(FailureKind.CRASHED, f"{type(error).__name__}: {error}")
+            finished = self.scheduler.fail_all(broken)
+        _deliver(finished)
+        return True
+
+
+class LoopWorker(Worker):
+    """One scheduler that an event loop runs, blocked for the time of a step.
+
+    The models of a process then take turns: the rows that one of them finishes are all in the next batch of
+    the other. Threads that share a core divide the rows into smaller batches.
+    """
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def wake(self) -> None:
+        loop = _running_loop()
+        with self._lock:
+            abandoned = self._loop is not None and self._loop.is_closed()
+            if loop is None or not self.inbox or (self._working and not abandoned):
+                return  # without a loop, the next request takes it along
+            self._working, self._loop = True, loop
+        loop.call_soon(self._run, loop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._step():
+            loop.call_soon(self._run, loop)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _deliver(finished: Sequence[Finished]) -> None:
+    here = _running_loop()
     for loop in {pending.waiter.get_loop() for pending, _ in finished}:
+        if loop is here:
+            _settle(here, finished)
+            continue
         with suppress(RuntimeError):  # the loop is closed: its callers are gone
             loop.call_soon_threadsafe(_settle, loop, finished)
 
 
-def _settle(loop: asyncio.AbstractEventLoop, finished: Sequence[Finished]) -> None:
+def _settle(loop: asyncio.AbstractEventLoop | None, finished: Sequence[Finished]) -> None:
     for pending, answer in finished:
         future = pending.waiter
         if future.get_loop() is not loop or future.done():
@@ -174,8 +214,9 @@ class LocalLanguageModel:
                 conversation costs its recomputation.
             threads: of one matrix product on a CPU. By default torch's setting, but 1 for small models, whose
                 products are too short for a second thread.
-            workers: batches computed in parallel. By default 1, but 2 for small models where torch may use
-                more than one thread. The limits above are divided among them.
+            workers: batches computed in parallel, each by a thread of its own; 0: one batch, in the event
+                loop's thread. By default 1, but for small models on a CPU 2 where torch may use more than one
+                thread, else 0. The limits above are divided among them.
             stop_token_ids: end a completion; by default those of the model's generation config.
             parse_special_tokens: parse names of special tokens in prompts, as chat templates need. Off, they
                 are plain text, and no state of an environment can end a turn.
@@ -189,8 +230,12 @@ class LocalLanguageModel:
         self._wanted = backend
         self.backend, chosen = choose_backend(model, only=backend)
         small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL_MODEL_PARAMETERS
-        allowed = torch.get_num_threads() if next(model.parameters()).device.type == "cpu" else 1
-        count = workers or (min(2, allowed) if small else 1)
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        allowed = torch.get_num_threads() if on_cpu else 1
+        if workers is None and small and on_cpu:
+            workers = 2 if allowed > 1 else 0 if threads is None else 1
+        kind = LoopWorker if workers == 0 else Worker
+        count, threads = max(1, workers or 1), threads or (1 if small else allowed)
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._look_up_parameters()
         self._served: dict[Scheduler, list[int]] = {}
@@ -206,7 +251,7 @@ class LocalLanguageModel:
                 fingerprint=self._fingerprint,
             )
             self._served[scheduler] = [id(parameter) for parameter in self._parameters]
-            return Worker(scheduler, threads=threads or (1 if small else allowed), restart=self._restart)
+            return kind(scheduler, threads=threads, restart=self._restart)
 
         more = [  # tokenizers are not thread-safe
             worker(choose_backend(model, only=self.backend)[1], copy.deepcopy(tokenizer))
@@ -240,7 +285,7 @@ class LocalLanguageModel:
             )
         except Exception as error:  # unreadable model files raise many kinds of errors
             raise ConfigError(f"cannot read a language model from {str(source)!r}: {error}") from error
-        model.to(place)  # type: ignore[arg-type]
+        model.to(place)
         return cls(model, tokenizer, **settings)
 
     @property
