@@ -12,11 +12,12 @@ and a seed:
 - imitation: fine-tuning on the recorded successes, longer until success on the validation split stops rising;
 - further: imitation with as many more updates as practice makes;
 - dream: practice in the dream, no online real steps;
-- ignore: the same without pessimism (unsupported successes count);
+- imagined: the same, and half of the rollout groups imagine the facts of their task anew;
+- ignore: dream without pessimism (unsupported successes count);
 - real: the same practice in the real environment, on the same tasks;
 - audit: practice in the dream with audits, 1/16 of the real steps of `real`;
 - no-history, no-demonstrations, no-reasoning, no-facts, no-pinning: practice in the dream of an experience
-  model without this part (`--arms` names them; they are not run by default).
+  model without this part (like `imagined`, they are run only where `--arms` names them).
 
 All policies play the same unseen tasks of the test split. Finished stages are read from their files, an
 interrupted one resumes.
@@ -62,7 +63,7 @@ ABLATIONS: dict[str, Config] = {
     "no-pinning": Config(experience=ExperienceConfig(imagine=False)),
 }
 """What an experience model is fine-tuned without; all prompts of one model are alike."""
-ALL_ARMS = (*ARMS, *ABLATIONS)
+ALL_ARMS = (*ARMS, "imagined", *ABLATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +197,8 @@ class Cell:
         chosen: dict[str, Any] = {}
         if arm == "ignore":
             chosen["config"] = Config(experience=ExperienceConfig(unsupported="ignore"))
+        if arm == "imagined":
+            chosen["start_states"] = "imagined"
         if arm == "real":
             chosen |= {"mode": "real"}
         if arm == "audit":
@@ -209,7 +212,7 @@ class Cell:
             "ended": summary["ended"],
             "gate": summary.get("gate"),
         }
-        if arm in ("dream", "ignore", *ABLATIONS):
+        if arm in ("dream", "imagined", "ignore", *ABLATIONS):
             found |= await self.audited(arm, chosen.get("config"))
         if arm == "audit":
             found["audits"] = _audit_rows(self.folder / arm)

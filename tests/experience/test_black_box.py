@@ -7,13 +7,16 @@ from dataclasses import replace
 from itertools import pairwise
 
 from dreamgym.envs.synthetic import SyntheticEnvironment
+from dreamgym.evaluation.audit import audit, has_counterpart
 from dreamgym.experience.action_forms import ActionForms, action_forms
 from dreamgym.experience.black_box import BlackBoxExperienceModel, BlackBoxKnowledge
-from dreamgym.experience.known_replies import IMAGINED, reply_fact, with_seed
+from dreamgym.experience.known_replies import IMAGINED, is_unrecorded, reply_fact, with_seed
 from dreamgym.experience.recorded_patterns import place_forms
 from dreamgym.experience.reply_format import PromptSettings
 from dreamgym.experience.support import Evidence, Support, fit_support
 from dreamgym.seeding import derive_seed
+from dreamgym.testing import CorridorFactory
+from dreamgym.training.dream import RecordedStarts
 from dreamgym.types import (
     Completion,
     CompletionRequest,
@@ -155,6 +158,67 @@ async def test_other_seeds_imagine_other_replies() -> None:
         found.add(prediction.outcome.next_state.text)
         assert any(fact[0] == IMAGINED for fact in prediction.sheet.facts)
     assert len(found) > 1
+
+
+async def test_where_nothing_is_recorded_an_imagined_reply_follows_from_what_the_episode_has_shown() -> None:
+    shown = [
+        Transition(
+            state=START,
+            action=f"read {slot}",
+            outcome=Outcome(next_state=State(text=f"Slot {slot}: cake."), reward=0.0, terminated=False),
+        )
+        for slot in "ABC"
+    ]
+    seeded = with_seed(WorldSheet(facts=()), 3)
+    recorded = WorldSheet(facts=(*seeded.facts, reply_fact("A machine.", "read D", "Slot D: gum.")))
+    for sheet, follows in ((seeded, True), (recorded, False)):
+        script = Script()
+        # Replies to "press A" are imagined without history, so only a known reply can tell of the slot.
+        await model_of(script).predict(TASK, sheet, shown, START, "press A")
+        imagined = script.prompts[0]
+        assert ("known: " in imagined) is follows
+
+
+async def test_what_is_imagined_counts_as_known_only_where_nothing_is_recorded() -> None:
+    seeded = with_seed(WorldSheet(facts=()), 3)
+    recorded = WorldSheet(facts=(*seeded.facts, reply_fact("A machine.", "read B", "Slot B: gum.")))
+    for sheet, known in ((seeded, True), (recorded, False)):
+        found = await model_of(Script()).predict(TASK, sheet, (), START, "read A")
+        assert found.outcome.info["evidence"].known is known
+
+
+def recordings(count: int) -> list[Trajectory]:
+    turn = Transition(
+        state=START,
+        action="read A",
+        outcome=Outcome(next_state=State(text="Slot A: cake."), reward=0.0, terminated=False),
+    )
+    provenance = Provenance(source="real", policy="explore")
+    tasks = [replace(TASK, id=f"t{number}") for number in range(count)]
+    return [
+        Trajectory(id=task.id, task=task, start=START, transitions=(turn,), provenance=provenance)
+        for task in tasks
+    ]
+
+
+def test_a_share_of_the_rollout_groups_begins_without_recorded_replies() -> None:
+    recorded = recordings(200)
+    starts = RecordedStarts(recorded, known_replies=True, imagined=0.25)
+    found = [starts(each.task, 7) for each in recorded]
+    empty = [each is not None and is_unrecorded(each.sheet) for each in found]
+    assert 30 <= sum(empty) <= 70
+    assert [starts(each.task, 7) for each in recorded] == found, "members of a group share their start"
+    assert [starts(each.task, 8) for each in recorded] != found
+    assert all(each is not None and each.state == START for each in found)
+
+
+async def test_an_episode_of_imagined_facts_is_not_compared_with_reality() -> None:
+    [recorded] = recordings(1)
+    imagined = replace(recorded, id="imagined", sheet=with_seed(WorldSheet(facts=()), 3))
+    assert has_counterpart(recorded)
+    assert not has_counterpart(imagined)
+    found = await audit(CorridorFactory(), [imagined])
+    assert (found.episodes, found.left_out) == (0, 1)
 
 
 async def test_a_prediction_without_support_is_refused_ended_or_penalised() -> None:

@@ -312,6 +312,7 @@ async def test_two_processes_cannot_have_one_folder(folder: Path) -> None:
         ((DREAM, "train.real_steps=5"), "needs train.mode=real"),
         ((DREAM, "train.reward=sheet"), "sheet where the environment can check a goal"),
         ((DREAM, "train.start_states=recombined"), "no check that a task can succeed"),
+        ((DREAM, "train.start_states=imagined"), "only a black box"),
         (("train.split=tran",), "to take tasks from"),
         (("agent.adapter=lora",), "adapts pretrained weights"),
         (("agent.model=huge",), "unknown preset 'huge'"),

@@ -185,7 +185,9 @@ async def test_a_run_with_resets_resumes_with_them(tmp_path: Path) -> None:
     assert rows[0]["tasks"]["reset_distance"] == 1
 
 
-@pytest.mark.parametrize("word", ["train.mode=real", "train.start_states=recombined"])
+@pytest.mark.parametrize(
+    "word", ["train.mode=real", "train.start_states=recombined", "train.start_states=imagined"]
+)
 async def test_resets_need_a_dream_with_recorded_starts(tmp_path: Path, word: str) -> None:
     await record(tmp_path / "offline")
     config = settings(tmp_path / "x", "train.mode=dream", "train.resets=backward", word)

@@ -159,6 +159,8 @@ class ProgressBar(Progress):
         task, now = self._tasks[task_id], time.monotonic()
         if self.console.is_terminal or not task.visible:
             return
+        if task.completed > 0:  # what was prepared before, or done before a resume, says nothing of the speed
+            task.fields.setdefault("first", (task.completed, task.elapsed or 0))
         if now - self._printed < LINE_EVERY and not (task.finished and task.finished_time):
             return
         if task.fields.get("printed") == task.completed:
@@ -173,21 +175,36 @@ class ProgressBar(Progress):
                     task.total,
                     task.elapsed or 0,
                     task.fields.get("note", ""),
+                    first=task.fields.get("first", (0, 0)),
                 )
             ),
             soft_wrap=True,
         )
 
 
-def progress_line(what: str, done: float, total: float | None, elapsed: float, note: str = "") -> str:
-    """
+def progress_line(
+    what: str,
+    done: float,
+    total: float | None,
+    elapsed: float,
+    note: str = "",
+    *,
+    first: tuple[float, float] = (0, 0),
+) -> str:
+    """`first` is an earlier count with its elapsed time, from which the speed is measured.
+
     >>> progress_line("train", 12, 100, 47.2, "success 31%")
     'train 12/100, elapsed 0:00:47, about 0:05:46 left, success 31%'
+    >>> progress_line("train", 12, 100, 47.2, first=(2, 42.2))
+    'train 12/100, elapsed 0:00:47, about 0:00:44 left'
+    >>> progress_line("train", 2, 100, 42.2, first=(2, 42.2))
+    'train 2/100, elapsed 0:00:42'
     """
     count = f"{done:.0f}" if total is None else f"{done:.0f}/{total:.0f}"
     parts = [f"{what} {count}", f"elapsed {timedelta(seconds=int(elapsed))}"]
-    if total is not None and 0 < done < total:
-        parts.append(f"about {timedelta(seconds=int(elapsed * (total - done) / done))} left")
+    since, waited = done - first[0], elapsed - first[1]
+    if total is not None and since > 0 and done < total:
+        parts.append(f"about {timedelta(seconds=int(waited * (total - done) / since))} left")
     return ", ".join([*parts, *([note] if note else [])])
 
 

@@ -253,8 +253,13 @@ class TrainConfig(Section):
         description="grader in the dream: model, sheet, a judge (endpoint:NAME, hf:NAME_OR_PATH), or auto: "
         "sheet where the environment defines goals on world sheets, else model",
     )
-    start_states: Literal["recorded", "recombined"] = Field(
-        "recorded", description="world sheets as recorded, or with objects placed anew within their room"
+    start_states: Literal["recorded", "recombined", "imagined"] = Field(
+        "recorded",
+        description="world sheets as recorded, or with objects placed anew within their room; of a black box "
+        "also imagined: without what recordings of the task know",
+    )
+    imagined_fraction: float = Field(
+        0.5, gt=0, le=1, description="start_states=imagined: share of the rollout groups that begin so"
     )
     resets: Literal["none", "backward", "branch"] = Field(
         "none",

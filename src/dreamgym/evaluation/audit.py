@@ -16,6 +16,7 @@ from dreamgym.data.trajectories import TrajectoryWriter
 from dreamgym.evaluation.async_map import OnCount
 from dreamgym.evaluation.closed_loop import ActionList, Replay, replay_in_reality
 from dreamgym.evaluation.statistics import Estimate, share_of_episodes
+from dreamgym.experience.known_replies import is_unrecorded
 from dreamgym.files import atomic_directory
 from dreamgym.protocols import EnvironmentFactory
 from dreamgym.types import Provenance, Trajectory
@@ -73,11 +74,18 @@ async def audit(
     on_count: OnCount | None = None,
 ) -> Audit:
     """Replay synthetic trajectories in the real environment."""
-    known = [each for each in imagined if not each.task.id.startswith("generated/")]
+    known = [each for each in imagined if has_counterpart(each)]
     replays = await replay_in_reality(
         factory, [ActionList.of(each) for each in known], in_flight=in_flight, on_count=on_count
     )
     return compare_replays(list(zip(known, replays, strict=True)), left_out=len(imagined) - len(known))
+
+
+def has_counterpart(imagined: Trajectory) -> bool:
+    """Whether a task with these facts exists in reality: it was not generated, and its facts are not all
+    imagined."""
+    generated = imagined.task.id.startswith("generated/")
+    return not generated and (imagined.sheet is None or not is_unrecorded(imagined.sheet))
 
 
 def compare_replays(replayed: Sequence[tuple[Trajectory, Replay]], *, left_out: int = 0) -> Audit:

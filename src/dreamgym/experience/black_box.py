@@ -3,8 +3,9 @@ replies, history and demonstrations alone.
 
 What no recording of the task knows is imagined once: the reply to the bare action is sampled with the
 episode's seed, without history, and becomes a known reply of the episode. The result depends on nothing but
-task, seed, state and action, so every member of a rollout group gets the same one, in any order. Every
-prediction carries a support score (`support`), and a bound decides what counts.
+task, seed, state and action, so every member of a rollout group gets the same one, in any order. Where
+nothing of a task is recorded, it also depends on what the episode has disclosed. Every prediction carries a
+support score (`support`), and a bound decides what counts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dreamgym.experience.action_forms import ActionForms
 from dreamgym.experience.known_replies import (
     IMAGINED,
     Selected,
+    is_unrecorded,
     known_replies,
     mentions,
     newest_counts,
@@ -53,6 +55,7 @@ from dreamgym.types import (
     Completion,
     CompletionRequest,
     Demonstration,
+    Fact,
     Outcome,
     Prediction,
     State,
@@ -227,8 +230,12 @@ class BlackBoxExperienceModel:
         counters = self._knowledge.counters
         selected = recorded = select(known_replies(sheet, turns), now, action, counters)
         if self._settings.imagine and self._settings.sheet and not selected.known:
-            sheet = await self._imagine(task, sheet, history, now, action, demonstrations)
+            unrecorded = is_unrecorded(sheet)
+            known_by = known_replies(sheet, turns) if unrecorded else recorded_replies(sheet)
+            sheet = await self._imagine(task, sheet, known_by, history, now, action, demonstrations)
             selected = select(known_replies(sheet, turns), now, action, counters)
+            if unrecorded:  # what is imagined is all that is true of this task
+                recorded = selected
         selected = replace(selected, counts=newest_counts(counters, past, now))
         start = self._knowledge.start(history[0].state.text if history else state.text)
         text = black_box_prompt(
@@ -253,16 +260,17 @@ class BlackBoxExperienceModel:
         self,
         task: Task,
         sheet: WorldSheet,
+        known: Sequence[Fact],
         history: Sequence[Transition],
         state: str,
         action: str,
         demonstrations: Sequence[Demonstration],
     ) -> WorldSheet:
-        """The sheet with an imagined reply to this action, the same for every member of the group: it
-        depends on what the recordings know, and neither on history nor on earlier imagined replies."""
+        """The sheet with an imagined reply to this action. From recorded replies as `known`, it is the same
+        for every member of the group: history and earlier imagined replies do not matter."""
         persistent = action_kind(action) in self._knowledge.persistent
         where = history[0].state.text if persistent and history else state
-        selected = select(recorded_replies(sheet), where, action, self._knowledge.counters)
+        selected = select(known, where, action, self._knowledge.counters)
         start = self._knowledge.start(history[0].state.text if history else state)
         text = black_box_prompt(
             *(task, selected, (), where, action, demonstrations), settings=self._settings, start=start

@@ -41,7 +41,7 @@ _ELSEWHERE, _RELATED = 2, 3
 _MAX_COUNTS = 8
 _MAX_SHARED = 8
 _MAX_MENTIONS = 4
-_FUTURE, _DROPPED = 0.5, 0.4
+_FUTURE, _DROPPED, _UNRECORDED = 0.5, 0.4, 0.15
 
 
 def reply_fact(state: str, action: str, reply: str) -> Fact:
@@ -56,6 +56,11 @@ def known_replies(sheet: WorldSheet, history: Sequence[Transition]) -> list[Fact
     """Recorded and imagined replies, then those of the episode itself, newest last."""
     known = [fact for fact in sheet.facts if fact[0] in (REPLY, IMAGINED) and len(fact) == 4]
     return [*known, *map(_fact, history)]
+
+
+def is_unrecorded(sheet: WorldSheet) -> bool:
+    """Whether a sheet of replies holds none that was recorded: all of its facts are imagined."""
+    return holds_replies(sheet) and not recorded_replies(sheet)
 
 
 def holds_replies(sheet: WorldSheet | None) -> bool:
@@ -179,14 +184,15 @@ def training_replies(
 ) -> list[Fact]:
     """Known replies for one training example: those of its sheet, of the past, and sometimes of its future,
     but never its own. Some replies to the same action are left out, so that the model also learns to predict
-    what is not known; a determined outcome never reaches the model, so its reply is always left out."""
+    what is not known; a determined outcome never reaches the model, so its reply is always left out. Some
+    examples know the past alone, as in a dream of imagined facts."""
     rng = Random(derive_seed("known replies", trajectory.id, position))
-    future, forget = rng.random() < _FUTURE, rng.random() < _DROPPED
+    future, forget, unrecorded = (rng.random() < share for share in (_FUTURE, _DROPPED, _UNRECORDED))
     action = trajectory.transitions[position].action
     own = trajectory_replies(trajectory, inert)
     here = own[position][1] if certain is not None and action in certain else None
     sheet = trajectory.sheet or WorldSheet(facts=())
-    before = [*recorded_replies(sheet), *(own[position + 1 :] if future else ())]
+    before = [] if unrecorded else [*recorded_replies(sheet), *(own[position + 1 :] if future else ())]
     return [
         *(fact for fact in before if not (fact[2] == action and (forget or fact[1] == here))),
         *own[:position],

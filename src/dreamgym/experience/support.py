@@ -29,7 +29,7 @@ class Evidence:
     here: bool
     """The reply to this action in this state is known: recorded, or of this episode."""
     known: bool
-    """A reply to this action is known for the task; imagined ones do not count."""
+    """A reply to this action is known for the task; imagined ones count where nothing else is known."""
     similarity: float
     """Of the nearest demonstration."""
     seen: int

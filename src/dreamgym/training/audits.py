@@ -20,7 +20,7 @@ from dreamgym.data.schema import decode_trajectory, encode_trajectory
 from dreamgym.envs.wrappers import StepCounter, TimeLimit
 from dreamgym.errors import DataError
 from dreamgym.evaluation.async_map import ask_all
-from dreamgym.evaluation.audit import Audit, compare_replays
+from dreamgym.evaluation.audit import Audit, compare_replays, has_counterpart
 from dreamgym.evaluation.closed_loop import ActionList, Replay
 from dreamgym.evaluation.worst import Kinds
 from dreamgym.files import AppendLog
@@ -232,7 +232,7 @@ class Audits:
             (each.task.id, tuple(turn.action for turn in each.transitions)): each
             for group in groups
             for each in group.trajectories
-            if each.transitions and not each.task.id.startswith("generated/")
+            if each.transitions and has_counterpart(each)
         }
         order = list(members.values())
         Random(derive_seed(self._seed, "audit", step)).shuffle(order)

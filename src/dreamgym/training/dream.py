@@ -28,9 +28,11 @@ class RecordedStarts:
         *,
         recombine: TaskCheck | None = None,
         known_replies: bool = False,
+        imagined: float = 0.0,
     ) -> None:
         """With `recombine`, objects are placed anew such that it returns true for the task. With
-        `known_replies`, a sheet holds the replies that any recording of the task knows."""
+        `known_replies`, a sheet holds the replies that any recording of the task knows, except for the share
+        `imagined` of the starts, which know none."""
         trajectories = list(trajectories)
         sheets = task_sheets(trajectories) if known_replies else {}
         self._recorded: dict[str, tuple[Task, EpisodeStart]] = {}
@@ -41,6 +43,7 @@ class RecordedStarts:
                 start = EpisodeStart(sheet=sheet, state=State(text=each.start.text))
                 self._recorded[each.task.id] = (each.task, start)
         self._known_replies = known_replies
+        self._imagined = imagined
         self._recombine = recombine
         self._recombined: dict[tuple[str, int], EpisodeStart] = {}
         self._sampler = (
@@ -55,7 +58,9 @@ class RecordedStarts:
         """The same task and seed give the same start."""
         _, recorded = self._recorded.get(task.id, (None, None))
         if recorded is not None and self._known_replies:
-            return replace(recorded, sheet=with_seed(recorded.sheet, seed))
+            forgets = Random(f"imagined/{task.id}/{seed}").random() < self._imagined
+            sheet = WorldSheet(facts=()) if forgets else recorded.sheet
+            return replace(recorded, sheet=with_seed(sheet, seed))
         if recorded is None or self._sampler is None or self._recombine is None:
             return recorded
         if (task.id, seed) not in self._recombined:

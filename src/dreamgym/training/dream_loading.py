@@ -87,10 +87,18 @@ class Dream(SyntheticFactory):
                 f"expected trajectories of environment {place[0]!r}, split {place[1]!r} to take tasks from, "
                 f"train.data={chosen.data} has none; set environment.name, train.split or train.data"
             )
+        black_box = isinstance(experience_model, BlackBoxExperienceModel)
+        imagined = chosen.start_states == "imagined"
+        if imagined and not black_box:
+            raise ConfigError(
+                "train.start_states=imagined: this experience model has a world sheet, which is disclosed or "
+                "recorded; only a black box (experience.facts=replies) imagines its facts; use recorded"
+            )
         starts = RecordedStarts(
             recorded,
             recombine=_can_succeed(config),
-            known_replies=isinstance(experience_model, BlackBoxExperienceModel),
+            known_replies=black_box,
+            imagined=chosen.imagined_fraction if imagined else 0.0,
         )
         refusals = (spec.refusals if spec is not None else ()) or (_REFUSAL,)
         self.experience_model = experience_model
@@ -295,7 +303,7 @@ def uses_demonstrations(config: Config) -> bool:
 
 
 def _can_succeed(config: Config) -> TaskCheck | None:
-    if config.train.start_states == "recorded":
+    if config.train.start_states != "recombined":
         return None
     spec = known_environment(config.environment.name)
     if spec is None or spec.can_succeed is None:
