@@ -59,8 +59,8 @@ class RecordedStarts:
         _, recorded = self._recorded.get(task.id, (None, None))
         if recorded is not None and self._known_replies:
             forgets = Random(f"imagined/{task.id}/{seed}").random() < self._imagined
-            sheet = WorldSheet(facts=()) if forgets else recorded.sheet
-            return replace(recorded, sheet=with_seed(sheet, seed))
+            known = WorldSheet(facts=()) if forgets else recorded.sheet
+            return replace(recorded, sheet=with_seed(known, seed))
         if recorded is None or self._sampler is None or self._recombine is None:
             return recorded
         if (task.id, seed) not in self._recombined:
