@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -114,6 +116,21 @@ async def test_errors_of_a_job_reach_the_caller_as_they_are(tmp_path: Path) -> N
         with pytest.raises(KeyError) as bug:
             await workers.run(Job(1, fault="bug"))
         assert "_fault" in "".join(bug.value.__notes__), "the worker's traceback"
+
+
+async def test_a_job_that_workers_cannot_read_is_an_error_that_names_what_they_lack(tmp_path: Path) -> None:
+    lacking = ModuleType("only_in_the_driver")
+    lacking.Unreadable = type("Unreadable", (Job,), {"__module__": lacking.__name__})  # type: ignore[attr-defined]
+    async with pool(tmp_path) as workers:
+        pids = {pid for _, pid, _ in await results(workers, [Job(number, 0.1) for number in range(8)])}
+        sys.modules[lacking.__name__] = lacking
+        try:
+            with pytest.raises(ModuleNotFoundError, match="only_in_the_driver"):
+                await workers.run(lacking.Unreadable(0))
+        finally:
+            del sys.modules[lacking.__name__]
+        again = await results(workers, [Job(number, 0.1) for number in range(8)])
+        assert {pid for _, pid, _ in again} == pids, "no worker was lost"
 
 
 async def test_a_worker_that_cannot_start_is_an_error_with_its_reason(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ class ProcessWorker:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def run(self, job: Job, version: int, box: Path | None) -> Any:
-        number = next(self._numbers)
+        number, asked = next(self._numbers), pickle.dumps(job)
         try:
-            result = await self._ask(number, ("run", number, job, version, box))
+            result = await self._ask(number, ("run", number, asked, version, box))
         except asyncio.CancelledError:
             if self._writer is not None and not self._writer.is_closing():
                 send(self._writer, ("cancel", number))

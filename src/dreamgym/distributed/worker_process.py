@@ -115,11 +115,11 @@ class _Server:
                 await worker.aclose()
 
     async def _run(
-        self, worker: RolloutWorker, number: int, job: Any, version: int, path: Path | None
+        self, worker: RolloutWorker, number: int, job: bytes, version: int, path: Path | None
     ) -> None:
         fetch = None if path is None else lambda: read_weights(path)
-        try:
-            result: Any = await worker.run(job, version, fetch)
+        try:  # a job that cannot be unpickled is an error of its own, not the end of the worker
+            result: Any = await worker.run(pickle.loads(job), version, fetch)
         except Exception as error:
             result = Failure.of(error)
         finally:
