@@ -179,7 +179,8 @@ async def run_fine_tuning(
     store = None if buffer is None else ReplayBuffer.open_configured(buffer, config.replay, read_only=True)
     try:
         with console.progress() as bar:
-            job = bar.add_task("fine-tuning", total=config.experience.steps, note="reading trajectories")
+            console.say(f"preparing examples of {len(recorded):,} trajectories")
+            job = bar.add_task("fine-tuning", total=config.experience.steps, note="preparing examples")
 
             def on_progress(progress: Progress) -> None:
                 measured = "" if progress.agreement is None else f", agreement {progress.agreement:.1%}"
