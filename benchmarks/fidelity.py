@@ -69,7 +69,7 @@ SOURCES = {
     "webshop-site": Source("test", 48, (), 120, CONCURRENT, seed=25),
     "webshop": Source("test", 50, WEBSHOP, 400, seed=22),
     "miniwob-replies": Source("test", 48, MINIWOB, 160, NO_FACTS, "miniwob", "model"),
-    "miniwob": Source("test", 48, MINIWOB, 512, seed=26),
+    "miniwob": Source("test", 48, MINIWOB, 512, seed=27),
 }
 WEBSHOP_TRAIN = ("--steps", "400", "--set", "experience.batch=16", "--set", "replay.k=0")
 REPLIES_TRAIN = (

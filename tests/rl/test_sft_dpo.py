@@ -85,7 +85,7 @@ async def test_what_was_shown_is_done_in_free_text_and_ended() -> None:
 
 @pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "as they are"])
 async def test_one_word_is_enough_to_learn_copying_if_names_are_exchanged(exchanged: bool) -> None:
-    names = [TOKENIZER.get_vocab()[f"Ġ{word}"] for word in WORDS]
+    names = [(TOKENIZER.get_vocab()[f"Ġ{word}"],) for word in WORDS]
     settings: dict[str, Any] = {"steps": 80, "batch_size": 4, "learning_rate": 1e-2, "warmup_steps": 5}
     model, shown = nano_model(), (await episodes(str))[:1]
     learner = SFT(TrainableModel(model), shown, exchangeable=[names] if exchanged else [], **settings)
@@ -96,13 +96,21 @@ async def test_one_word_is_enough_to_learn_copying_if_names_are_exchanged(exchan
 
 def test_names_are_exchanged_within_their_group_alone() -> None:
     data = pack_replies([([11, 9, 1, 5, 10], [1, 5])])
-    groups = (range(1, 4), range(4, 9), [9])
+    groups = [[(token,) for token in group] for group in (range(1, 4), range(4, 9), [9])]
     sft = SFT(TrainableModel(nano_model()), data, exchangeable=groups)
     drawn = [sft._sequences(place, 0)[0] for place in range(100)]
     assert all(sequence.tokens[:2] == [11, 9] for sequence in drawn)
     assert {sequence.tokens[2] for sequence in drawn} == {1, 2, 3}
     assert {sequence.tokens[3] for sequence in drawn} == {4, 5, 6, 7, 8}
     assert all(sequence.targets == sequence.tokens[2:4] for sequence in drawn)
+
+
+def test_the_forms_of_a_name_are_exchanged_alike_and_a_form_that_others_lack_stays() -> None:
+    data = pack_replies([([11, 1, 4, 7, 10], [1, 4])])
+    sft = SFT(TrainableModel(nano_model()), data, exchangeable=[[(1, 4), (2, 5), (3, 6)], [(7,), (8, 9)]])
+    drawn = [sft._sequences(place, 0)[0] for place in range(100)]
+    assert {tuple(sequence.tokens[1:3]) for sequence in drawn} == {(1, 4), (2, 5), (3, 6)}
+    assert {sequence.tokens[3] for sequence in drawn} == {7, 8}
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])

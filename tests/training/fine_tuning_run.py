@@ -64,7 +64,7 @@ def fine_tuning(
         tokenizer=Words(),
         sft_rates={"learning_rate": 3e-3, "muon_lr": 0.02},
         precision="fp32",
-        exchangeable=tuple(map(tuple, exchangeable)),
+        exchangeable=tuple(tuple((token,) for token in group) for group in exchangeable),
     )
     examples = [echo(number) for number in range(64)]
     settings: dict[str, Any] = {

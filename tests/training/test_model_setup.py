@@ -311,8 +311,11 @@ def test_names_that_the_environment_gives_are_exchanged_and_numbers_unless_switc
     corpus = [Example(prompt=text, reply=text, trajectory_id="1", position=0)]
     rooms = (frozenset({"kitchen", "pantry", "attic"}),)
     loaded = load_model(ExperienceConfig(model="nano"), corpus, 0, names=rooms)
-    words = [[loaded.tokenizer.decode([token]) for token in group] for group in loaded.exchangeable]
-    assert [sorted(group) for group in words] == [[" 1", " 2"], [" kitchen", " pantry"]]
+    words = [
+        sorted([loaded.tokenizer.decode([token]) for token in name] for name in group)
+        for group in loaded.exchangeable
+    ]
+    assert words == [[[" 1", "1"], [" 2", "2"]], [[" kitchen", "kitchen"], [" pantry", "pantry"]]]
     plain = ExperienceConfig(model="nano", exchange_numbers=False)
     assert len(load_model(plain, corpus, 0, names=rooms).exchangeable) == 1
 

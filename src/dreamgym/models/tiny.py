@@ -95,16 +95,19 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTo
     )
 
 
-def number_tokens(tokenizer: Any) -> list[int]:
-    """Token ids of numbers with a leading space, as in "drawer 12"."""
-    vocabulary = tokenizer.get_vocab().items()
-    return sorted(token for piece, token in vocabulary if piece[:1] == "Ġ" and piece[1:].isdecimal())
+def number_tokens(tokenizer: Any) -> list[tuple[int, ...]]:
+    """`word_tokens` of all numbers in the vocabulary, as in "drawer 12" and "click('12')"."""
+    words = {piece.removeprefix("Ġ") for piece in tokenizer.get_vocab()}
+    return word_tokens(tokenizer, {word for word in words if word.isdecimal()})
 
 
-def word_tokens(tokenizer: Any, words: Collection[str]) -> list[int]:
-    """Token ids of the words with a leading space, without the words that take more than one token."""
+def word_tokens(tokenizer: Any, words: Collection[str]) -> list[tuple[int, ...]]:
+    """Token ids of each word: with a leading space, and without where that is one token, too. Words that take
+    more than one token with a leading space are left out."""
     vocabulary = tokenizer.get_vocab()
-    return sorted(vocabulary[f"Ġ{word}"] for word in words if f"Ġ{word}" in vocabulary)
+    known = (word for word in words if f"Ġ{word}" in vocabulary)
+    forms = ([f"Ġ{word}", word] for word in known)
+    return sorted(tuple(vocabulary[form] for form in each if form in vocabulary) for each in forms)
 
 
 def _most_frequent(counts: Counter[str], size: int) -> list[str]:

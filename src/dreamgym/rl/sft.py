@@ -48,7 +48,7 @@ class SFT:
         warmup_steps: int = 10,
         decay_fraction: float = 0.5,
         seed: int = 0,
-        exchangeable: Sequence[Sequence[int]] = (),
+        exchangeable: Sequence[Sequence[Sequence[int]]] = (),
         loss_mask: LossMask | None = None,
         **overrides: Any,
     ) -> None:
@@ -60,9 +60,10 @@ class SFT:
             batch_size: trajectories or replies per update.
             warmup_steps: updates over which the learning rate rises.
             decay_fraction: share of the updates, at the end, over which it falls.
-            exchangeable: groups of tokens that are names without a meaning, such as the number of a drawer.
-                Those of a group are permuted at random, in the same way throughout an episode, so that the
-                model must copy them from its input and cannot memorise them.
+            exchangeable: groups of names without a meaning, such as the number of a drawer. A name is the
+                tokens of its forms, in the same order for all. The names of a group are permuted at random, in
+                the same way throughout an episode, so that the model must copy them from its input and cannot
+                memorise them.
             loss_mask: whether a turn is trained; others are context, such as mistakes before a correction.
             overrides: settings of `LearnerConfig`, such as ``learning_rate=1e-3``.
         """
@@ -77,7 +78,7 @@ class SFT:
         self._batch_size = batch_size
         self._decay_fraction = decay_fraction
         self._seed = seed
-        self._exchangeable = [sorted(group) for group in exchangeable if len(group) > 1]
+        self._exchangeable = [sorted(map(tuple, group)) for group in exchangeable if len(group) > 1]
         self._optimizer = ModelOptimizer(agent, self.config, temperature=1.0)
 
     @property
@@ -118,7 +119,8 @@ class SFT:
             return sequences
         other: dict[int, int] = {}
         for group in self._exchangeable:
-            other |= zip(group, random.sample(group, len(group)), strict=True)
+            for name, drawn in zip(group, random.sample(group, len(group)), strict=True):
+                other |= zip(name, drawn, strict=False)  # a form that one of the two lacks stays as it is
         return [
             replace(
                 sequence,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dreamgym.rl.optimizers import Updating
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
+Names: TypeAlias = tuple[tuple[int, ...], ...]
+"""A group of names without a meaning; each is the tokens of its forms, with and without a leading space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class LoadedModel:
     sft_rates: dict[str, float | None]
     """`learning_rate` and `muon_lr`."""
     precision: Precision
-    exchangeable: tuple[tuple[int, ...], ...] = ()
-    """Groups of tokens that are names without a meaning; see `SFT`."""
+    exchangeable: tuple[Names, ...] = ()
+    """Of these, the tokens are exchanged in fine-tuning; see `SFT`."""
     temperature: float = 1.0
     updating: Updating = nullcontext
 
@@ -76,8 +78,8 @@ def load_model(
 
 def exchangeable_tokens(
     settings: ExperienceConfig, tokenizer: Any, names: Sequence[Collection[str]]
-) -> tuple[tuple[int, ...], ...]:
-    """Groups of tokens that are exchanged in the examples of a model from scratch; none if pretrained."""
+) -> tuple[Names, ...]:
+    """Groups of names that are exchanged in the examples of a model from scratch; none if pretrained."""
     from dreamgym.models import tiny
 
     if settings.model.startswith(HF_PREFIX):
