@@ -61,9 +61,9 @@ class SFT:
             warmup_steps: updates over which the learning rate rises.
             decay_fraction: share of the updates, at the end, over which it falls.
             exchangeable: groups of names without a meaning, such as the number of a drawer. A name is the
-                tokens of its forms, in the same order for all. The names of a group are permuted at random, in
-                the same way throughout an episode, so that the model must copy them from its input and cannot
-                memorise them.
+                tokens of its forms, in the same order for all. The names of a group are permuted at random,
+                in the same way throughout an episode, so that the model must copy them from its input and
+                cannot memorise them.
             loss_mask: whether a turn is trained; others are context, such as mistakes before a correction.
             overrides: settings of `LearnerConfig`, such as ``learning_rate=1e-3``.
         """
