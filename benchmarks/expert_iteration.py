@@ -4,12 +4,13 @@
     python benchmarks/expert_iteration.py --table
 
 It needs the finished cells of `imitation.py` with the same seed and selects its start among them (`choose`):
-once, with the first seed, for all seeds. After an evaluation of the start itself there are four arms:
+once, with the first seed, for all seeds. After an evaluation of the start itself there are five arms:
 
     ei           plays groups of 4 episodes and imitates the shortest success of each group
     imitation    plays nothing and imitates the demonstrations of the start further
     unfiltered   as ei, but imitates a random member of each group: measures the filter by success
     ei-dream     as ei, but plays in the dream of the experience model that the start began from
+    ei-s2r       goes from the end of ei-dream through one round in reality with a sixteenth of ei's episodes
 
 A round has the same number of updates, trajectories per update and learning rates in each arm; the rates fall
 in each round. Refused turns are context and not trained. The episodes of the last rounds are pooled. Training
@@ -54,7 +55,10 @@ from dreamgym.training.run_dir import RunDir
 from imitation import ALL, demonstrations, examples_of, round_robin
 
 START = "start"
-ARMS = ("ei", "imitation", "unfiltered", "ei-dream")
+DREAM, SIM_TO_REAL = "ei-dream", "ei-s2r"
+ARMS = ("ei", "imitation", "unfiltered", DREAM, SIM_TO_REAL)
+SHARE = 16
+"""Sim-to-real gets the real episodes divided by this."""
 BAND = (0.30, 0.60)
 """Success on valid_seen: below, rollouts hold few successes; above, there is little to gain."""
 
@@ -183,7 +187,7 @@ def training_tasks(data: str, seed: int) -> list[dg.Task]:
 
 def practice_environment(arm: str, plan: Plan, experience: Path) -> Any:
     """The real environment, or the dream of the arm's experience model."""
-    if arm == "ei-dream":
+    if arm == DREAM:
         return dg.Dream.load(experience, horizon=plan.practice_horizon)
     return dg.make("alfworld", horizon=plan.practice_horizon, processes=plan.engines)
 
@@ -192,7 +196,8 @@ async def play_round(
     agent: dg.Agent, arm: str, round_: int, seed: int, plan: Plan, tasks: Sequence[dg.Task], experience: Path
 ) -> tuple[list[dg.Trajectory], dict[str, Any]]:
     """The selected episodes of a round, and its metrics."""
-    numbers = range(round_ * plan.tasks, (round_ + 1) * plan.tasks)
+    first = round_ * plan.tasks
+    numbers = range(first, first + (plan.rounds * plan.tasks // SHARE if arm == SIM_TO_REAL else plan.tasks))
     factory = practice_environment(arm, plan, experience)
     try:
         report = await dg.rollout(
@@ -211,7 +216,7 @@ async def play_round(
     turns = [turn for each in episodes for turn in each.transitions]
     return selected, {
         "episodes": report.episodes,
-        "imagined_steps" if arm == "ei-dream" else "real_steps": report.steps,
+        "imagined_steps" if arm == DREAM else "real_steps": report.steps,
         "dropped_groups": len(report.dropped),
         "success": sum(each.success for each in episodes) / max(1, len(episodes)),
         "refused_turns": sum(map(is_refused, turns)) / max(1, len(turns)),
@@ -229,6 +234,8 @@ async def measure(arm: str, seed: int, plan: Plan, imitation: Path, runs: Path, 
     """Run or resume a cell; the arm ``start`` only evaluates the start."""
     choice, origin = find_start(imitation, seed, results)
     name, start = cell_name(arm, seed), f"{origin['run']}@{origin['updates']}"
+    if arm == SIM_TO_REAL:
+        start = finished_dream(seed, plan, results)
     model = origin["config"]["agent"]["model"]
     config = run_config(model, runs / name, seed, plan.data)
     experience = Path(model.removeprefix("hf:")).parent
@@ -250,9 +257,19 @@ async def measure(arm: str, seed: int, plan: Plan, imitation: Path, runs: Path, 
     log(f"{name}: starts or resumes, from {start}")
     with RunDir.open(config) as run:
         async with open_agent(config) as agent:
-            agent.restore(RunDir(Path(origin["run"])).policy_weights(origin["updates"]))
-            await _Cell(arm, seed, plan, run, agent, result, experience).run_all()
+            run_before, _, step = start.rpartition("@")
+            agent.restore(RunDir(Path(run_before)).policy_weights(int(step)))
+            await _Cell(arm, seed, plan, run, agent, result, experience, Path(run_before)).run_all()
     log(f"{name}: done in {result.values['seconds'] / 60:.1f} minutes")
+
+
+def finished_dream(seed: int, plan: Plan, results: Path) -> str:
+    """The policy that sim-to-real begins with, as ``RUN@ROUND``."""
+    path = results / f"{cell_name(DREAM, seed)}.json"
+    cell = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not cell.get("done"):
+        raise SystemExit(f"{SIM_TO_REAL} begins where {DREAM} ended: expected the finished cell {path}")
+    return f"{cell['run']}@{plan.rounds}"
 
 
 @dataclass(slots=True)
@@ -265,15 +282,23 @@ class _Cell:
     result: Result
     experience: Path
     """Run of the experience model."""
+    before: Path
+    """Run that sim-to-real continues; its last rounds are pooled, too."""
+
+    @property
+    def first(self) -> int:
+        """Number of the first round."""
+        return self.plan.rounds if self.arm == SIM_TO_REAL else 0
 
     async def run_all(self) -> None:
         rounds, unseen = self.result.values["rounds"], self.result.values["unseen"]
         if rounds:
-            self.agent.restore(self.run.policy_weights(len(rounds)))
+            self.agent.restore(self.run.policy_weights(self.first + len(rounds)))
         fixed = await self._demonstrations() if self.arm == "imitation" else None
         tasks = training_tasks(self.plan.data, self.seed)
-        while self.arm != START and len(rounds) < self.plan.rounds:
-            await self._round(len(rounds), tasks, fixed)
+        wanted = {START: 0, SIM_TO_REAL: 1}.get(self.arm, self.plan.rounds)
+        while len(rounds) < wanted:
+            await self._round(self.first + len(rounds), tasks, fixed)
         for temperature in self.plan.temperatures:
             if all(row["temperature"] != temperature for row in unseen):
                 games = ("valid_unseen", self.plan.unseen_episodes, self.plan.unseen_seed)
@@ -313,7 +338,11 @@ class _Cell:
             with atomic_write(path) as partial:
                 partial.write_bytes(pickle.dumps(found))
         pool = range(max(0, round_ - self.plan.pooled + 1), round_ + 1)
-        rounds = [pickle.loads((self.run.path / f"round-{each}.pickle").read_bytes()) for each in pool]
+        folders = [self.run.path if each >= self.first else self.before for each in pool]
+        rounds = [
+            pickle.loads((folder / f"round-{each}.pickle").read_bytes())
+            for folder, each in zip(folders, pool, strict=True)
+        ]
         row = rounds[-1][1]
         log(f"{self.result.values['cell']}: round {round_}, {row}")
         return own_examples([each for selected, _ in rounds for each in selected]), row

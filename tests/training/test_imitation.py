@@ -117,6 +117,18 @@ def test_the_table_of_expert_iteration_compares_arms_by_episode(tmp_path: Path) 
     assert "| – | -20.0 [" in start, "no difference to itself"
 
 
+def test_sim_to_real_begins_where_a_finished_dream_ended(tmp_path: Path) -> None:
+    plan, name = expert_iteration.Plan(rounds=6), "alfworld-ei-dream-0"
+    for done in (False, None):
+        if done is not None:
+            store(tmp_path, name, run="runs/dream", done=done)
+        with pytest.raises(SystemExit, match=name):
+            expert_iteration.finished_dream(0, plan, tmp_path)
+        (tmp_path / f"{name}.json").unlink(missing_ok=True)
+    store(tmp_path, name, run="runs/dream", done=True)
+    assert expert_iteration.finished_dream(0, plan, tmp_path) == "runs/dream@6"
+
+
 def test_settings_of_a_plan_are_numbers_or_lists_of_them() -> None:
     plan = cells.change_plan(expert_iteration.Plan(), ["rounds=2", "temperatures=0.4", "learning_rate=1e-3"])
     assert (plan.rounds, plan.temperatures, plan.learning_rate) == (2, (0.4,), 1e-3)
