@@ -69,7 +69,7 @@ SOURCES = {
     "webshop-site": Source("test", 48, (), 120, CONCURRENT, seed=25),
     "webshop": Source("test", 50, WEBSHOP, 400, seed=22),
     "miniwob-replies": Source("test", 48, MINIWOB, 160, NO_FACTS, "miniwob", "model"),
-    "miniwob": Source("test", 48, MINIWOB, 512, seed=28),
+    "miniwob": Source("test", 48, MINIWOB, 512, seed=29),
 }
 WEBSHOP_TRAIN = ("--steps", "400", "--set", "experience.batch=16", "--set", "replay.k=0")
 REPLIES_TRAIN = (
@@ -81,7 +81,8 @@ MINIWOB_TRAIN = (
     "--set", "experience.facts=replies", "--annotator", "plain",
 )  # fmt: skip
 MINIWOB_SHEET = (
-    "--steps", "2000", "--set", "experience.batch=16", "--set", "replay.k=0", "--set", "experience.history=0",
+    "--steps", "2000", "--set", "experience.batch=16", "--set", "experience.vocabulary=2048",
+    "--set", "replay.k=0", "--set", "experience.history=0",
 )  # fmt: skip
 CELLS: dict[str, tuple[str, ...]] = {
     **{f"default-{seed}": ("--seed", str(seed)) for seed in range(3)},

@@ -1,9 +1,9 @@
 """What recorded transitions prove about actions: which facts each kind of action changes, and which facts
 held whenever it was accepted.
 
-A kind of action is its text with a slot for every name on the world sheet: ``take @0 from @1``. An imagined
-change that contradicts the rules is refused (`world_sheet.violation`), so a policy gains nothing by it.
-`rule_mining` mines them.
+A kind of action is its text with a slot for every name on the world sheet and without other numbers: ``take
+@0 from @1``, ``click('#')``. An imagined change that contradicts the rules is refused
+(`world_sheet.violation`), so a policy gains nothing by it. `rule_mining` mines them.
 """
 
 from __future__ import annotations
@@ -145,25 +145,30 @@ def _read_condition(
 
 
 def action_shape(facts: Sequence[Fact], action: str) -> tuple[str, tuple[str, ...]]:
-    """The action with a slot for each name among the facts, and these names.
+    """The action with a slot for each name among the facts and `#` for other numbers, and these names.
 
     >>> action_shape([("in", "red apple", "fridge"), ("raw", "apple")], "take red apple from fridge")
     ('take @0 from @1', ('red apple', 'fridge'))
+    >>> action_shape([("checked", "element 25")], "click('25')")
+    ("click('#')", ())
     """
     names: list[str] = []
+    known = names_of(facts)
 
     def slot(found: re.Match[str]) -> str:
+        if found[0] not in known:
+            return "#"
         if found[0] not in names:
             names.append(found[0])
         return f"@{names.index(found[0])}"
 
-    known = names_of(facts)
-    return (_names_pattern(known).sub(slot, action) if known else action), tuple(names)
+    return _names_pattern(known).sub(slot, action), tuple(names)
 
 
 @lru_cache(maxsize=4096)
 def _names_pattern(names: frozenset[str]) -> re.Pattern[str]:
-    listed = "|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name)) if name)
+    longest_first = sorted(filter(None, names), key=lambda name: (-len(name), name))
+    listed = "|".join([*map(re.escape, longest_first), r"\d+"])
     return re.compile(rf"(?<!\w)(?:{listed})(?!\w)")
 
 
