@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import get_args
@@ -19,11 +20,12 @@ from dreamgym.config import Part
 from dreamgym.data.datasets import builtin_dataset
 from dreamgym.data.trajectories import TrajectoryWriter, read_trajectories
 from dreamgym.errors import ConfigError, EpisodeFailedError
+from dreamgym.experience.model import ReasoningExperienceModel
 from dreamgym.protocols import Environment
 from dreamgym.testing.corridor import CorridorFactory
 from dreamgym.training.dream import real_start, recorded_start
 from dreamgym.training.experience_loading import load_experience_model
-from dreamgym.types import Outcome, State, Task, Trajectory, WorldSheet
+from dreamgym.types import Completion, CompletionRequest, Outcome, State, Task, Trajectory, WorldSheet
 from tests.command import INTERRUPTIBLE
 
 SMALL = {"batch": 8, "vocabulary": 700, "validation": 0.0, "text_limit": 40, "attempts": 2}
@@ -244,19 +246,34 @@ def test_what_a_run_never_had_cannot_be_left_out_unnoticed(untrained: Path, data
 
 
 async def test_without_a_part_the_model_does_not_see_it(run: Path, episode: Trajectory) -> None:
-    """Asked with two pasts and two sheets: what is left out cannot make a difference."""
-    model = load_experience_model(run, without=["history", "reasoning", "demonstrations", "sheet"]).model
-    assert episode.sheet is not None
-    step = episode.transitions[1]
-    answers = []
-    for sheet, past in ((episode.sheet, episode.transitions[:1]), (WorldSheet(facts=()), ())):
-        try:
-            found = await model.predict(episode.task, sheet, past, step.state, step.action)
-            assert (found.outcome.reasoning, found.demonstrations) == ("", ())
-            answers.append(str(found.outcome))
-        except EpisodeFailedError as error:  # after few updates a reply may not parse; runs agree
-            answers.append(str(error))
-    assert answers[0] == answers[1]
+    """Asked with two pasts and two sheets: the prompts are the same, unless these parts are shown."""
+
+    async def first_prompts(*without: Part) -> list[str]:
+        model = load_experience_model(run, without=without).model
+        assert isinstance(model, ReasoningExperienceModel)
+        asked: list[str] = []
+        complete = model.language_model.complete
+
+        async def recorded(request: CompletionRequest) -> Completion:
+            asked.append(request.prompt)
+            return await complete(request)
+
+        model.language_model.complete = recorded  # type: ignore[method-assign]
+        assert episode.sheet is not None
+        step, first = episode.transitions[1], []
+        for sheet, past in ((episode.sheet, episode.transitions[:1]), (WorldSheet(facts=()), ())):
+            asked.clear()
+            with suppress(EpisodeFailedError):  # after few updates a reply may not parse
+                found = await model.predict(episode.task, sheet, past, step.state, step.action)
+                assert found.demonstrations == ()
+                assert "reasoning" not in without or found.outcome.reasoning == ""
+            first.append(asked[0])
+        return first
+
+    hidden = await first_prompts("history", "reasoning", "demonstrations", "sheet")
+    assert hidden[0] == hidden[1]
+    shown = await first_prompts("demonstrations")
+    assert shown[0] != shown[1]
 
 
 def test_the_same_switches_leave_parts_out_of_fine_tuning() -> None:
